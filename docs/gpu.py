@@ -36,6 +36,15 @@ python -m pip install cupy-cuda13x                # own kernels alone
 python -m pip install 'gpustore[cuda13]'          # with nvcomp
 python -m pip install 'gpustore[gds13]'           # with nvcomp and kvikio
 ```
+
+In a clone, three commands of less than five minutes each try all of it on a machine with a GPU.
+`benchmarks/README.md` describes them; `--device emulated` runs them without one.
+
+```sh
+python -m benchmarks.gpu_report health   # engines, the tests of a GPU, a sanitizer, no retries
+python -m benchmarks.gpu_report limits   # rates of copies, decoders and kernels; the best setting
+python -m benchmarks.gpu_report reads    # with that setting, beside other libraries
+```
 """
 
 FILES = """\

@@ -1,4 +1,7 @@
-"""Where results go, and how they are compared there, on a GPU."""
+"""A GPU as the probes need it: memory, copies and time of it, and whether results are right."""
+
+import contextlib
+import time
 
 import cupy
 import numpy as np
@@ -8,22 +11,33 @@ from gpustore.resources.device import parse_device
 
 runtime = cupy.cuda.runtime
 
+_TO_DEVICE, _TO_HOST, _WITHIN = 1, 2, 3
+
 
 class CudaTarget:
-    """Device 0.
-
-    Parameters
-    ----------
-    gpu : benchmarks.gpu.gpu.Gpu
-    """
+    """Device 0."""
 
     is_emulated = False
     name = "cuda:0"
 
-    def __init__(self, gpu):
-        self.gpu = gpu
-        self._backend = select_backend(parse_device(self.name))
-        self.device = self._backend.driven
+    def __init__(self):
+        self.device = select_backend(parse_device(self.name)).driven
+
+    def description(self):
+        found = runtime.getDeviceProperties(0)
+        free, total = runtime.memGetInfo()
+        return {
+            "name": found["name"].decode(),
+            "compute_capability": cupy.cuda.Device(0).compute_capability,
+            "multiprocessors": found.get("multiProcessorCount"),
+            "l2_MiB": found.get("l2CacheSize", 0) / 2**20,
+            "copy_engines": found.get("asyncEngineCount"),
+            "free_GiB": round(free / 2**30, 1),
+            "total_GiB": round(total / 2**30, 1),
+            "cuda_of_driver": runtime.driverGetVersion(),
+            "cuda_of_cupy": runtime.runtimeGetVersion(),
+            "nvrtc": list(cupy.cuda.nvrtc.getVersion()),
+        }
 
     def copied(self, array):
         """The driver's own copy of a host array; done when this returns."""
@@ -39,26 +53,35 @@ class CudaTarget:
             return False
         if array.nbytes % expected.nbytes:
             return False
-        array = cupy.ascontiguousarray(array)
-        cupy.cuda.get_current_stream().synchronize()
-        expected = np.ascontiguousarray(expected).reshape(-1).view(np.uint8)
-        return self.gpu.count_different(array.data.ptr, expected, array.nbytes) == 0
+        found = cupy.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        wanted = cupy.asarray(np.ascontiguousarray(expected).reshape(-1).view(np.uint8))
+        step = wanted.size
+        return all(bool((found[i : i + step] == wanted).all()) for i in range(0, found.size, step))
+
+    def copy_within(self, dst, src, nbytes, stream):
+        """Queue a copy within the device."""
+        runtime.memcpyAsync(dst, src, nbytes, _WITHIN, stream.ptr)
+
+    def pageable_seconds(self, array, address, stream, *, to_device):
+        """Seconds of a copy between ordinary host memory and the device."""
+        ends = (address, array.ctypes.data) if to_device else (array.ctypes.data, address)
+        begin = time.perf_counter()
+        runtime.memcpyAsync(*ends, array.nbytes, _TO_DEVICE if to_device else _TO_HOST, stream.ptr)
+        stream.synchronize()
+        return time.perf_counter() - begin
 
     def wait(self):
-        self.gpu.check()
+        """Wait for all work; RuntimeError if the context is lost."""
+        runtime.deviceSynchronize()
 
     def clock(self):
         return CudaClock()
 
-    def check(self, findings, name):
-        """End this process if the context is lost."""
-        findings.leave_if_lost(self.gpu, name)
-
     def forget(self):
         """Give back all memory that anybody keeps for later."""
-        self._backend.release()
-        self.gpu.trim()
+        select_backend(parse_device(self.name)).release()
         runtime.deviceSynchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
         runtime.memPoolTrimTo(runtime.deviceGetDefaultMemPool(0), 0)
 
     def used_nbytes(self):
@@ -81,3 +104,8 @@ class CudaClock:
 
     def milliseconds(self, mark):
         return cupy.cuda.get_elapsed_time(self._first, mark)
+
+
+@contextlib.contextmanager
+def cuda_target():
+    yield CudaTarget()

@@ -9,6 +9,8 @@ import importlib
 import numpy as np
 
 from benchmarks.gpu.recording_device import NoClock
+from gpustore.backends.selection import select_backend
+from gpustore.resources.device import parse_device
 
 
 class EmulatedTarget:
@@ -42,14 +44,18 @@ class EmulatedTarget:
         whole = np.resize(expected, stacked.shape)
         return np.array_equal(stacked.view(np.uint8), whole.view(np.uint8))
 
+    def description(self):
+        return {"name": "emulated: no GPU"}
+
     def clock(self):
         return NoClock()
 
-    def check(self, findings, name):
+    def wait(self):
         """Nothing of a GPU can be lost."""
 
-    def wait(self):
-        pass
+    def forget(self):
+        """Give back all memory that is kept for later."""
+        select_backend(parse_device(self.name)).release()
 
 
 @contextlib.contextmanager

@@ -44,8 +44,6 @@ class Findings:
         Also read, for the steps that an earlier process of this probe has begun.
     deadline : float
         Seconds since the epoch at which the parent ends this process.
-    quick : bool
-        Whether only the most telling points are wanted.
     guarded : bool
         Whether a step that does not return to Python ends this process.
 
@@ -55,10 +53,9 @@ class Findings:
         Facts by name, those of earlier processes too.
     """
 
-    def __init__(self, path, deadline, *, quick=False, guarded=True):
+    def __init__(self, path, deadline, *, guarded=True):
         self.path = path
         self.deadline = deadline
-        self.quick = quick
         self._guarded = guarded
         lines = read_lines(path)
         self._begun = {line["step"] for line in lines if "step" in line}
@@ -104,10 +101,10 @@ class Findings:
         self.note(name, value)
         return value
 
-    def leave_if_lost(self, gpu, name):
+    def leave_if_lost(self, target, name):
         """End this process if the step `name` has lost the context, which then answers nothing."""
         try:
-            gpu.check()
+            target.wait()
         except Exception as error:
             self.note(f"{name}_lost_the_context", str(error))
             os._exit(LOST)

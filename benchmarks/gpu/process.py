@@ -4,6 +4,7 @@ A probe that dies within a step is started again and passes over that step, whil
 """
 
 import argparse
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -59,11 +60,12 @@ def _facts(lines):
     return {line["name"]: line["value"] for line in read_lines(lines) if "name" in line}
 
 
-def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE, meanwhile=None):
+def run_probe(probe, seconds, folder, *, device="none", package=PACKAGE, meanwhile=None):
     """Run a probe for at most `seconds`; give its facts, and how it failed where it did.
 
-    `folder` is for its files; ``status`` is ok, partly, failed or missing. Every two seconds
-    `meanwhile` is given the facts so far.
+    `device` is ``"cuda"`` or ``"emulated"``, ``"none"`` if it is given none. `folder` is for its
+    files; ``status`` is ok, partly, failed or missing. Every two seconds `meanwhile` is given the
+    facts so far.
     """
     begin = time.time()
     deadline = begin + seconds
@@ -74,9 +76,7 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE, meanwhile
     for _ in range(_MAX_STARTS):
         before = len(_steps(lines))
         command = [sys.executable, "-m", "benchmarks.gpu.process", probe.name, str(lines)]
-        command += [str(deadline), f"--package={package}", *(["--quick"] if quick else [])]
-        if probe.needs_gpu:
-            command.append("--gpu")
+        command += [str(deadline), f"--package={package}", f"--device={device}"]
         with errors.open("w") as file:
             child = subprocess.Popen(
                 command,
@@ -108,20 +108,27 @@ def run_probe(probe, seconds, folder, *, quick=False, package=PACKAGE, meanwhile
     return record | {"seconds": round(time.time() - begin, 1), "facts": facts}
 
 
+def _target(device):
+    if device == "none":
+        return contextlib.nullcontext()
+    module = importlib.import_module(f"benchmarks.gpu.{device}_target")
+    return getattr(module, f"{device}_target")()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("lines", type=Path)
     parser.add_argument("deadline", type=float)
-    parser.add_argument("--package")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--package", default=PACKAGE)
+    parser.add_argument("--device", choices=("none", "cuda", "emulated"), default="none")
     options = parser.parse_args()
-    findings = Findings(options.lines, options.deadline, quick=options.quick)
+    findings = Findings(options.lines, options.deadline)
     module, _, variant = options.name.partition(":")
     try:
-        gpu = importlib.import_module("benchmarks.gpu.gpu").Gpu() if options.gpu else None
-        importlib.import_module(f"{options.package}.{module}").run(findings, gpu, variant)
+        probe = importlib.import_module(f"{options.package}.{module}")
+        with _target(options.device) as target:
+            probe.run(findings, target, variant)
         faulthandler.cancel_dump_traceback_later()
     except (ImportError, MissingError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""Which volumes, formats and accesses the second part of the report asks for, in which order."""
+"""Which volumes, formats and accesses ``reads`` asks for, in which order."""
 
 from benchmarks.gpu.format import Format
-from benchmarks.gpu.plan import Probe
 
 _SMALL, _MIDDLE, _LARGE = "64KiB", "1MiB", "16MiB"
 _WHOLE = ("whole",)
@@ -52,40 +51,21 @@ _OTHER = {
     "zstd": [(Format("zstd", 3, _MIDDLE), _WHOLE)],
     "blosc-zstd": [(Format("blosc-zstd", 2, _MIDDLE), _WHOLE)],
     "blosc-lz4": [(Format("blosc-lz4", 2, _MIDDLE), _WHOLE)],
-    "gzip": [(Format("gzip", 3, _MIDDLE), _WHOLE)],
 }
 
-_QUICK = {
-    "zstd": [(Format("zstd", 3, _MIDDLE), _WHOLE), (Format("zstd", 3, _LARGE), ("few",))],
-    "blosc-zstd": [(Format("blosc-zstd", 2, _MIDDLE), ("whole", "crops", "one by one"))],
-    "raw": [(Format("raw", 3, _MIDDLE), _WHOLE)],
-    "gzip": [(Format("gzip", 3, _MIDDLE), _WHOLE)],
-}
+_SPARSE = {codec: _OTHER[codec] for codec in ("zstd", "blosc-lz4")}
 
-_FORMATS = {"camera_u2": _CAMERA, "weather_f4": _OTHER, "labels_u4": _OTHER}
+_FORMATS = {"camera_u2": _CAMERA, "weather_f4": _OTHER, "labels_u4": _SPARSE}
 
 
-def cells(variant, *, quick=False):
+def cells(variant):
     """Formats, each with its accesses, of a probe's variant: ``<volume>-<codec>``."""
     volume, _, codec = variant.partition("-")
-    return (_QUICK if quick else _FORMATS[volume])[codec]
+    return _FORMATS[volume][codec]
 
 
-def probes(*, emulated=False):
-    """The probes; on the emulated device each is a moment's work and needs no GPU."""
-
-    def limit(found, cells):
-        return 20 + 12 * len(cells) if found == "camera_u2" else 25
-
-    return tuple(
-        Probe(
-            f"reads:{found}-{codec}",
-            60 if emulated else limit(found, cells),
-            8,
-            13 if found == "camera_u2" and codec in _QUICK else None,
-            needs_gpu=not emulated,
-            elastic=not emulated,
-        )
-        for found, formats in _FORMATS.items()
-        for codec, cells in formats.items()
-    )
+def variants():
+    """All variants in order, and the most seconds that each takes."""
+    for volume, formats in _FORMATS.items():
+        for codec, found in formats.items():
+            yield f"{volume}-{codec}", 20 + 12 * len(found) if volume == "camera_u2" else 25

@@ -2,15 +2,13 @@
 
 import contextlib
 import importlib
-import os
 
 import numpy as np
 
 import gpustore
 from benchmarks.gpu.findings import MissingError
+from benchmarks.gpu.setting import THREADS
 from benchmarks.peers import GpustorePeer, Peer, TensorStorePeer, ZarrPeer, ZarrsPeer
-
-THREADS = len(os.sched_getaffinity(0))
 
 
 class Reader:
@@ -64,8 +62,13 @@ class Reader:
 class Gpustore(Reader):
     name, on_host, many = "gpustore", False, True
 
+    def __init__(self, target, setting):
+        super().__init__(target)
+        self._context = setting.context()
+
     def open(self, path, array_format):
-        return gpustore.open(array_format.spec(path), device=self.target.name).result()
+        spec = array_format.spec(path)
+        return gpustore.open(spec, context=self._context, device=self.target.name).result()
 
     def read(self, handle, box):
         return handle[box].read().result()
@@ -211,12 +214,12 @@ READERS = (
 )  # fmt: skip
 
 
-def readers(target):
-    """All that are installed, and why the others are not."""
+def readers(target, setting):
+    """All that are installed, gpustore with a setting, and why the others are not."""
     found, missing = [], {}
     for kind in READERS:
         try:
-            found.append(kind(target))
+            found.append(kind(target, setting) if kind is Gpustore else kind(target))
         except (ImportError, MissingError) as error:
             missing[kind.name] = str(error)
     return found, missing

@@ -11,7 +11,9 @@ def _brief(value):
 
 def _rates(name, facts):
     """Lines of GB/s: a row for each kind and size, a column for each count."""
-    rows = [row for row in facts.values() if isinstance(row, dict) and "GBs" in row]
+    points = [row for row in facts.values() if isinstance(row, dict) and "equal" in row]
+    rows = [row for row in points if "GBs" in row]
+    yield f"  {sum(row['equal'] for row in points)} of {len(points)} points right"
     by_place = {}
     for row in rows:
         text = f"{row['GBs']:.2f}{'' if row['equal'] else ' WRONG'}"
@@ -35,7 +37,8 @@ def lines(report):
         if record["status"] == "left out":
             left_out.setdefault(record["reason"], []).append(name)
             continue
-        yield f"== {name}: {record['status']}, {record.get('seconds', 0)} s"
+        taken = f", {record['seconds']} s" if "seconds" in record else ""
+        yield f"== {name}: {record['status']}{taken}"
         if record.get("reason"):
             yield f"  {record['reason']}"
         for failure in record.get("failures", ()):

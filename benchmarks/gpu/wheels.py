@@ -1,4 +1,4 @@
-"""The wheels that a machine with a GPU but without internet needs, downloaded in two lots.
+"""The wheels that a machine with a GPU but without internet needs, downloaded in lots.
 
 CUDA, CuPy and NumPy are expected there. A lot stays under a size, so that each can be carried.
 """
@@ -24,19 +24,36 @@ def _name(requirement):
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
+NVCOMP = {"first": ">=6,<7", "nvcomp5": "==5.2.*"}
+"""Versions of nvcomp by lot: all majors that gpustore knows."""
+
+
 def lots(cuda=13):
-    """Requirements by lot: what the facts and gpustore need; then whom it is compared with."""
+    """Requirements by lot.
+
+    ``first`` has what gpustore and its tests need, ``second`` whom it is compared with, ``nvcomp5``
+    the other major version of nvcomp's library, for a folder of its own in front of the first's.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
+
+    def of(extra, *names):
+        found = [r.partition(";")[0] for r in extras[extra]]
+        return [r for r in found if _name(r) in names]
+
     core = [r for r in project["dependencies"] if _name(r) != "numpy"]
-    kvikio = next(r for r in extras[f"gds{cuda}"] if r.startswith("kvikio")).partition(";")[0]
-    nvcomp = next(r for r in extras[f"cuda{cuda}"] if r.startswith("nvidia-nvcomp"))
-    tensorstore = next(r for r in extras["test"] if r.startswith("tensorstore"))
-    zarr = next(r for r in extras["test"] if _name(r) == "zarr")
-    zarrs = next(r for r in extras["test"] if _name(r) == "zarrs")
-    first = [nvcomp, f"nvidia-libnvcomp-cu{cuda}", kvikio, f"libkvikio-cu{cuda}", "rapids-logger"]
-    first += [*core, *extras["snappy"], zarr, "donfig", "msgspec", "pyyaml"]
-    return {"first": first, "second": [tensorstore, zarrs]}
+    library = f"nvidia-libnvcomp-cu{cuda}"
+    first = [f"nvidia-nvcomp-cu{cuda}{NVCOMP['first']}", f"{library}{NVCOMP['first']}", *core]
+    first += [*extras["snappy"], *of("test", "pytest", "hypothesis")]
+    first += ["iniconfig", "pluggy", "packaging", "pygments", "sortedcontainers"]
+    second = of("test", "tensorstore", "zarr", "zarrs", "pyyaml")
+    second += [
+        "donfig",
+        *of(f"gds{cuda}", f"kvikio-cu{cuda}"),
+        f"libkvikio-cu{cuda}",
+        "rapids-logger",
+    ]
+    return {"first": first, "second": second, "nvcomp5": [f"{library}{NVCOMP['nvcomp5']}"]}
 
 
 def download(requirements, folder, python):
@@ -70,7 +87,7 @@ def needed(folder):
 
 
 def carry(folder, cuda, python, limit):
-    """Download both lots; print them; 0 if each is under `limit` bytes."""
+    """Download all lots; print them; 0 if each is under `limit` bytes."""
     sizes = {}
     for lot, requirements in lots(cuda).items():
         download(requirements, folder / lot, python)
@@ -80,7 +97,9 @@ def carry(folder, cuda, python, limit):
         for wheel in found:
             print(f"  {wheel.stat().st_size / MIB:6.1f} MiB  {wheel.name}")
     print("expected on the machine itself:", ", ".join(needed(folder)))
-    print("there: python -m pip install --no-index --no-deps", f"{folder.name}/*/*.whl")
+    for lot in sizes:
+        place = f" --target .{lot}" if lot in NVCOMP and lot != "first" else ""
+        print(f"there: python -m pip install --no-index --no-deps{place} {folder.name}/{lot}/*.whl")
     large = [lot for lot, nbytes in sizes.items() if nbytes > limit]
     for lot in large:
         print(f"the {lot} lot is larger than {limit / MIB:.0f} MiB")

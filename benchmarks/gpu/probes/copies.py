@@ -1,138 +1,104 @@
 """How fast bytes go to the device, back and within it, by size, pageable and pinned."""
 
 import statistics
-import threading
-import time
 
-import cupy
 import numpy as np
+
+from benchmarks.gpu.timing import milliseconds, rate
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _SIZES = (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-_LARGEST = _SIZES[-1]
+_TINY = (4 * KIB, 64 * KIB)
 
 
-def rate(nbytes, milliseconds):
-    """GB/s."""
-    return round(nbytes / milliseconds / 1e6, 2)
-
-
-def pinned_copies(gpu, dev, pinned):
+def pinned_copies(target, sizes, pinned, memory, stream):
     """Rows of each direction and size: alone, and many queued at once."""
-    for size in _SIZES:
-        count = min(_LARGEST // size, 256)
-        for name, copy in (("to_device", gpu.to_device), ("to_host", gpu.to_host)):
+    device, largest = target.device, sizes[-1]
+    for size in sizes:
+        count = min(largest // size, 256)
+        for name in ("to_device", "to_host"):
 
-            def queue(times, copy=copy, name=name, size=size):
+            def queue(times, name=name, size=size):
                 for at in range(0, times * size, size):
-                    ends = dev.ptr + at, pinned.ptr + at
-                    copy(*(ends if name == "to_device" else ends[::-1]), size)
+                    if name == "to_device":
+                        device.upload(pinned, at, memory.address + at, size, stream)
+                    else:
+                        device.download(memory.address + at, pinned, at, size, stream)
 
-            many = gpu.time_ms(lambda queue=queue, count=count: queue(count))
-            one = gpu.time_ms(lambda queue=queue: queue(1), rounds=15)
+            many = milliseconds(target, stream, lambda queue=queue, count=count: queue(count))
+            one = milliseconds(target, stream, lambda queue=queue: queue(1))
             yield (
                 f"{name}_pinned_{size // KIB}KiB",
-                {
-                    "queued_GBs": rate(count * size, many),
-                    "alone_GBs": rate(size, one),
-                    "alone_us": round(one * 1e3, 1),
-                },
+                {"copies": count} | rate(count * size, many, "queued_GBs") | rate(size, one),
             )
 
 
-def pageable_copies(gpu, dev, host):
-    for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, _LARGEST):
-        taken = []
-        for _ in range(6):
-            begin = time.perf_counter()
-            gpu.to_device(dev.ptr, host.ctypes.data, size)
-            gpu.stream.synchronize()
-            taken.append((time.perf_counter() - begin) * 1e3)
-        yield (
-            f"to_device_pageable_{size // KIB}KiB",
-            {"GBs": rate(size, statistics.median(taken[1:]))},
-        )
+def both_ways(target, sizes, pinned, memory, stream):
+    """Sum of the rates of a copy to the device and one to the host at once."""
+    device, half = target.device, sizes[-1] // 2
+    other = device.stream()
+
+    def queue():
+        device.wait(other, device.record(stream))
+        device.upload(pinned, 0, memory.address, half, stream)
+        device.download(memory.address + half, pinned, half, half, other)
+        device.wait(stream, device.record(other))
+
+    yield "pinned_both_ways", {"copies": 2} | rate(2 * half, milliseconds(target, stream, queue))
 
 
-def device_copies(gpu):
-    """Counting the payload, not both reading and writing."""
-    largest = min(2 * GIB, gpu.room() // 2)
-    src, dst = gpu.allocate(largest), gpu.allocate(largest)
-    gpu.randomise(src.ptr, largest)
-    gpu.wait()
-    for size in (MIB, 16 * MIB, 256 * MIB, largest):
-        taken = gpu.time_ms(lambda size=size: gpu.copy(dst.ptr, src.ptr, size), rounds=15)
-        yield f"within_device_{size // KIB}KiB", {"GBs": rate(size, taken)}
-
-
-def two_streams(gpu, dev, pinned):
-    """Sum of two copies at once, by the host's clock."""
-    other = cupy.cuda.Stream(non_blocking=True)
-    back, half = gpu.allocate(_LARGEST // 2), _LARGEST // 2
-    runtime = cupy.cuda.runtime
-    seconds = {
-        "two_to_device": lambda: runtime.memcpyAsync(
-            back.ptr, pinned.ptr + half, half, 1, other.ptr
-        ),
-        "to_device_and_to_host": lambda: runtime.memcpyAsync(
-            pinned.ptr + half, back.ptr, half, 2, other.ptr
-        ),
-    }
-    for name, second in seconds.items():
-        taken = []
-        for _ in range(6):
-            begin = time.perf_counter()
-            gpu.to_device(dev.ptr, pinned.ptr, half)
-            second()
-            gpu.stream.synchronize()
-            other.synchronize()
-            taken.append((time.perf_counter() - begin) * 1e3)
-        yield name, {"sum_GBs": rate(2 * half, statistics.median(taken[1:]))}
-
-
-def into_pinned(host, pinned_array):
-    """The host's own copy from pageable into pinned memory, by threads."""
-    pieces = [slice(at, at + 4 * MIB) for at in range(0, _LARGEST, 4 * MIB)]
-
-    def copy(mine):
-        for piece in mine:
-            pinned_array[piece] = host[piece]
-
-    for count in (1, 4, 8, 16):
-        taken = []
-        for _ in range(4):
-            threads = [
-                threading.Thread(target=copy, args=(pieces[i::count],)) for i in range(count)
+def pageable_copies(target, sizes, memory, stream):
+    host = np.ones(sizes[-1], np.uint8)
+    for size in sizes[1:]:
+        for to_device in (True, False):
+            taken = [
+                target.pageable_seconds(host[:size], memory.address, stream, to_device=to_device)
+                for _ in range(6)
             ]
-            begin = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            taken.append(time.perf_counter() - begin)
-        yield f"into_pinned_{count}_threads", {"GBs": rate(_LARGEST, min(taken) * 1e3)}
+            name = f"{'to_device' if to_device else 'to_host'}_pageable_{size // KIB}KiB"
+            yield name, rate(size, statistics.median(taken[1:]) * 1e3)
 
 
-def run(findings, gpu, variant):
+def copies_within(target, stream):
+    """Counting the payload, not both reading and writing."""
+    device = target.device
+    largest = min(2 * GIB, device.memory().free_nbytes // 8)
+    src, dst = (device.allocate(largest, stream) for _ in range(2))
+    device.fill(src.address, 0x5A, largest, stream)
+    for size in (MIB, 16 * MIB, 256 * MIB, largest):
+        taken = milliseconds(
+            target,
+            stream,
+            lambda size=size: target.copy_within(dst.address, src.address, size, stream),
+        )
+        yield f"within_device_{size // KIB}KiB", rate(size, taken)
+    device.free(src, stream)
+    device.free(dst, stream)
+
+
+def run(findings, target, variant):
     del variant
-    begin = time.perf_counter()
-    pinned = cupy.cuda.alloc_pinned_memory(_LARGEST)
-    findings.note("pin_256MiB_s", round(time.perf_counter() - begin, 3))
-    host = np.random.default_rng(1).integers(1, 256, _LARGEST, dtype=np.uint8)
-    pinned_array = np.frombuffer(pinned, np.uint8, _LARGEST)
-    pinned_array[:] = host
-    dev = gpu.allocate(_LARGEST)
-    gpu.upload(host, dev.ptr)
-    findings.note("equal", bool(np.array_equal(gpu.download(dev.ptr, _LARGEST), host)))
-    questions = (
-        lambda: pinned_copies(gpu, dev, pinned),
-        lambda: pageable_copies(gpu, dev, host),
-        lambda: device_copies(gpu),
-        lambda: two_streams(gpu, dev, pinned),
-        lambda: into_pinned(host, pinned_array),
-    )
+    device, sizes = target.device, _TINY if target.is_emulated else _SIZES
+    stream, largest = device.stream(), sizes[-1]
+    pinned, memory = device.allocate_pinned(largest), device.allocate(largest, stream)
+    np.frombuffer(pinned.view, np.uint8)[:] = np.arange(largest) % 251
+    device.upload(pinned, 0, memory.address, largest, stream)
+    device.synchronize(device.record(stream))
+    questions = [
+        lambda: pinned_copies(target, sizes, pinned, memory, stream),
+        lambda: both_ways(target, sizes, pinned, memory, stream),
+    ]
+    if not target.is_emulated:
+        questions.append(lambda: pageable_copies(target, sizes, memory, stream))
+        questions.append(lambda: copies_within(target, stream))
     for question in questions:
         for name, row in question():
             findings.note(name, row)
             if findings.seconds_left() < 2:
                 return
+    device.download(memory.address, pinned, 0, largest, stream)
+    device.synchronize(device.record(stream))
+    found = np.frombuffer(pinned.view, np.uint8)
+    findings.note("equal", bool(np.array_equal(found, np.arange(largest) % 251)))
+    device.free_pinned(pinned)
+    device.free(memory, stream)

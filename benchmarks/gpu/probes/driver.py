@@ -3,8 +3,8 @@
 import ctypes
 
 
-def run(findings, gpu, variant):
-    del gpu, variant
+def run(findings, target, variant):
+    del target, variant
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

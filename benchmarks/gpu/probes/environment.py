@@ -1,4 +1,4 @@
-"""Versions of everything, whether nvcomp and kvikio load, and kvikio's mode; no GPU is asked."""
+"""Versions of everything, and kvikio's mode; no GPU is asked."""
 
 import importlib
 import importlib.metadata
@@ -7,9 +7,6 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-
-from benchmarks.gpu.findings import MissingError
-from benchmarks.gpu.nvcomp import CODECS, Library
 
 DISTRIBUTIONS = (
     "numpy", "cupy-cuda12x", "cupy-cuda13x", "nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13",
@@ -46,30 +43,6 @@ def nvidia_smi():
     return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
 
 
-def nvcomp_library():
-    """The C library, and what it answers without a device."""
-    try:
-        library = Library()
-    except MissingError as error:
-        return {"missing": str(error)}
-    found = {"path": str(library.path), "version": library.version, "runtime": library.runtime}
-    found["alignments"] = {codec: library.alignments(codec) for codec in CODECS}
-    found["temp_nbytes_of_1000_MiB"] = {
-        codec: library.temp_nbytes(codec, 1000, 1 << 20, 1000 << 20)
-        for codec in CODECS
-        if codec != "gzip_lookahead"  # This one answer needs the driver.
-    }
-    return found
-
-
-def nvcomp_bindings():
-    try:
-        nvcomp = importlib.import_module("nvidia.nvcomp")
-    except ImportError as error:
-        return {"missing": str(error)}
-    return {"loaded": True, "version": getattr(nvcomp, "__version__", None)}
-
-
 def kvikio():
     """How it would read, and what of the machine decides that."""
     try:
@@ -96,7 +69,7 @@ def kvikio():
     }
 
 
-def run(findings, gpu, variant):
-    del gpu, variant
-    for question in (versions, machine, nvidia_smi, nvcomp_library, nvcomp_bindings, kvikio):
+def run(findings, target, variant):
+    del target, variant
+    for question in (versions, machine, nvidia_smi, kvikio):
         findings.attempt(question.__name__, question)

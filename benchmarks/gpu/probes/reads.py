@@ -1,10 +1,10 @@
 """Volumes read by gpustore and by others, in turns; each result compared before it counts.
 
-Without a GPU (then ``gpu`` is None) the emulated device takes its place: bytes are compared and
+gpustore has the setting that the sweep found best. On the emulated device bytes are compared and
 calls counted, and nothing is timed.
 """
 
-import contextlib
+import functools
 import gc
 import itertools
 import shutil
@@ -14,12 +14,14 @@ import numpy as np
 
 import gpustore
 from benchmarks.gpu import stage, stored
-from benchmarks.gpu.access import FULL, QUICK, TINY, boxes
+from benchmarks.gpu.access import FULL, TINY, boxes
 from benchmarks.gpu.dataset import load
-from benchmarks.gpu.emulated_target import emulated_target
 from benchmarks.gpu.read_plan import cells
 from benchmarks.gpu.reader import readers
 from benchmarks.gpu.recording_device import RecordingDevice, opened
+from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.stream_batch import StreamBatch
+from benchmarks.gpu.timing import milliseconds
 
 COUNTED = (
     "launches", "copies", "waits", "host_fallbacks", "retries", "chunks_decoded_device",
@@ -86,7 +88,7 @@ class Cell:
         name = f"{self.name} / {reader.name} / {number}"
         if self.findings.begin(name, 30):
             self.findings.attempt(name, lambda: self.once(reader, handle, first=not number))
-            self.target.check(self.findings, name)
+            self.findings.leave_if_lost(self.target, name)
         row = self.findings.known.get(name, {})
         return row if row.get("equal") else None
 
@@ -137,34 +139,30 @@ def stages(target, path, array_format):
     return found
 
 
-def nvcomp_alone(gpu, path, array_format, volume, scale):
-    """How fast nvcomp decodes the streams of the whole volume, once these are on the device."""
-    from benchmarks.gpu.nvcomp import repeated
-
+def nvcomp_alone(target, path, array_format, volume, scale, most_nbytes):
+    """How fast the device decodes streams that are there, as many as a submission has."""
     values = stored.chunks_of_base(path, array_format, volume, scale)
     nbytes = volume.base.nbytes // len(values)
     codec, streams, sizes = stored.streams(array_format.codec, values, nbytes)
     if not streams:
         return {"cannot": f"no streams for nvcomp in {array_format.codec}"}
     expected = np.frombuffer(stored.decoded(codec, streams, sizes), np.uint8)
-    total = expected.nbytes * volume.repeats
-    gpu.trim()
-    out = gpu.allocate(total)
-    batch = repeated(gpu, codec, streams, sizes, len(streams) * volume.repeats, out)
-    gpu.fill(out.ptr, 0xA5, total)
-    taken = gpu.time_ms(batch.decompress, rounds=scale.rounds)
-    statuses, found = batch.results()
-    right = not statuses.any() and int(found.sum()) == total
-    return {
-        "seconds": taken / 1e3,
-        "nbytes": total,
-        "streams": batch.count,
-        "equal": right and gpu.count_different(out.ptr, expected, total) == 0,
-        "scratch_nbytes": batch.temp_nbytes,
-    }
+    # Whole repetitions of the base, or a part of one.
+    total = min(most_nbytes, volume.nbytes) * expected.nbytes // volume.base.nbytes
+    count = int(np.searchsorted(np.cumsum(sizes), total, side="right"))
+    count = max(1, total // expected.nbytes * len(streams) or count)
+    target.forget()
+    batch = StreamBatch(target, codec, streams, sizes, count)
+    try:
+        taken = milliseconds(target, batch.stream, batch.decompress, rounds=scale.rounds)
+        row = {"nbytes": batch.nbytes, "streams": count, "scratch_nbytes": batch.temp_nbytes}
+        row["equal"] = batch.is_right() and target.equal([batch.array], expected[: batch.nbytes])
+        return row if taken is None else row | {"seconds": taken / 1e3}
+    finally:
+        batch.close()
 
 
-def ask(findings, gpu, target, some, place, found):
+def ask(findings, target, some, place, found, setting):
     """All that is asked of one format."""
     array_format, accesses = found
     volume, scale, folder = place
@@ -195,46 +193,38 @@ def ask(findings, gpu, target, some, place, found):
         name = f"{array_format} / stages / gpustore / 0"
         if findings.begin(name, 30):
             findings.attempt(name, lambda: stages(target, path, array_format))
-            target.check(findings, name)
+            findings.leave_if_lost(target, name)
         name = f"{array_format} / decode / nvcomp / 0"
         if array_format.sharded:
             findings.note(name, {"cannot": "the same streams as without shards"})
-        elif gpu is None:
-            findings.note(name, {"cannot": "needs a GPU"})
         elif findings.begin(name, 30):
-            findings.attempt(name, lambda: nvcomp_alone(gpu, path, array_format, volume, scale))
-            target.check(findings, name)
+            most = setting.submission_nbytes
+            call = functools.partial(nvcomp_alone, target, path, array_format, volume, scale, most)
+            findings.attempt(name, call)
+            findings.leave_if_lost(target, name)
     findings.note(f"{array_format} / done", True)
     shutil.rmtree(path)
 
 
-@contextlib.contextmanager
-def _target(gpu):
-    if gpu is None:
-        with emulated_target() as target:
-            yield target
-        return
-    from benchmarks.gpu.cuda_target import CudaTarget
-
-    yield CudaTarget(gpu)
-
-
-def run(findings, gpu, variant):
-    scale = TINY if gpu is None else QUICK if findings.quick else FULL
-    folder = findings.path.parent
+def run(findings, target, variant):
+    scale, folder = TINY if target.is_emulated else FULL, findings.path.parent
+    setting = Setting.read(folder)
+    setting.apply()
     volume = load(variant.partition("-")[0], scale, folder)
-    with _target(gpu) as target:
-        some, missing = readers(target)
-        for name, why in missing.items():
-            findings.note(f"missing / {name}", why)
+    # A backend of its own, which has the setting.
+    with opened(target.device) as name:
+        target.name = name
+        some, missing = readers(target, setting)
+        for reader, why in missing.items():
+            findings.note(f"missing / {reader}", why)
         try:
-            left = iter(cells(variant, quick=findings.quick))
+            left = iter(cells(variant))
             for found in left:
                 if findings.seconds_left() < 6:
                     names = [str(other) for other, _ in itertools.chain([found], left)]
                     findings.note("left out", names)
                     break
-                ask(findings, gpu, target, some, (volume, scale, folder), found)
+                ask(findings, target, some, (volume, scale, folder), found, setting)
         finally:
             for reader in some:
                 reader.close()

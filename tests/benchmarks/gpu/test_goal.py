@@ -134,7 +134,7 @@ def test_emulated_says_so_and_has_no_numbers():
 
 def test_a_file_is_shown_whose_run_was_cut_short(tmp_path, capsys):
     path = tmp_path / "read.json"
-    found = report() | {"report": "read"}
+    found = report() | {"report": "reads"}
     found["probes"]["reads:camera_u2-gzip"] = {"status": "runs", "facts": {}}
     path.write_text(json.dumps(found))
     assert gpu_report.main(["show", str(path)]) == 0

@@ -5,15 +5,14 @@ import time
 import pytest
 
 from benchmarks.gpu.findings import Findings, HangError, read_lines
-from benchmarks.gpu.plan import PROBES, Probe, allowance
+from benchmarks.gpu.plan import PROBES, SECONDS, Probe, allowance
 from benchmarks.gpu.process import run_probe
-from benchmarks.gpu.read_plan import probes
 
 HERE = "tests.benchmarks.gpu.probes"
 
 
 def run(name, seconds, folder, **options):
-    probe = Probe(name, seconds, 1, needs_gpu=False)
+    probe = Probe(name, seconds, 1, needs_device=False)
     return run_probe(probe, seconds, folder, package=HERE, **options)
 
 
@@ -72,18 +71,14 @@ def test_errors_are_facts_and_hangs_end_the_probe(tmp_path):
     ]
 
 
-READ = (*(p for p in PROBES if p.name in ("driver", "environment", "device", "copies")), *probes())
-
-
-@pytest.mark.parametrize("every", [PROBES, READ], ids=["facts", "read"])
-@pytest.mark.parametrize(("seconds", "quick"), [(85, True), (540, False)])
-def test_all_probes_together_keep_the_limit_and_each_gets_time(every, seconds, quick):
-    probes = [probe for probe in every if probe.quick or not quick]
-    left = seconds
+@pytest.mark.parametrize("command", PROBES)
+def test_all_probes_together_keep_the_limit_and_each_gets_time(command):
+    assert SECONDS < 300
+    probes, left = PROBES[command], SECONDS
     for i, probe in enumerate(probes):
-        given = allowance(probe, probes[i + 1 :], left, quick=quick)
-        assert (3 if probe.elastic else probe.kept(quick)) <= given <= probe.limit, probe.name
+        given = allowance(probe, probes[i + 1 :], left)
+        assert (3 if probe.elastic else probe.kept) <= given <= probe.limit, probe.name
         assert given <= left
         # What is usual, but an elastic probe always takes all.
-        left -= given if probe.elastic else min(given, probe.kept(quick))
+        left -= given if probe.elastic else min(given, probe.kept)
     assert left >= 0

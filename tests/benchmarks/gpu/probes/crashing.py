@@ -4,7 +4,7 @@ import os
 import time
 
 
-def run(findings, gpu, variant):
+def run(findings, target, variant):
     findings.note("started", variant)
     for step in ("crash", "hang", "answer"):
         if findings.begin(step, 1):

@@ -3,5 +3,5 @@
 import importlib
 
 
-def run(findings, gpu, variant):
+def run(findings, target, variant):
     importlib.import_module("no_such_package_anywhere")

@@ -3,6 +3,6 @@
 import time
 
 
-def run(findings, gpu, variant):
+def run(findings, target, variant):
     findings.note("first", 1)
     time.sleep(600)
