@@ -130,14 +130,15 @@ class Operation(Statistics):
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
         parts = list({id(one): one for one in operations if one is not None}.values())
-        counts = self.snapshot()
-        for i, one in enumerate(parts, 1):
-            one._kept.append(
-                {
-                    name: amount * i // len(parts) - amount * (i - 1) // len(parts)
-                    for name, amount in counts.items()
-                }
-            )
+        if not parts:
+            return
+        equal = {}
+        for name, amount in self.snapshot().items():
+            equal[name], rest = divmod(amount, len(parts))
+            for i in range(1, rest + 1):  # Evenly spread, the last one gets the last.
+                parts[-(-i * len(parts) // rest) - 1]._kept.append({name: 1})
+        for one in parts:
+            one._kept.append(equal)  # Nobody changes it.
 
     def __getitem__(self, name: str) -> int:
         return self.snapshot().get(name, 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,25 +30,42 @@ PHYSICAL_NBYTES = _physical_nbytes()
 """Upper bound, in bytes, of an array read into new memory."""
 
 
-@dataclass(frozen=True, slots=True)
 class HostMemory:
     """A NumPy array and a flat view of the bytes between its first and its last element.
 
-    Attributes
+    Parameters
     ----------
     array : ndarray
-    flat : ndarray of uint8
-        All bytes of the array, whatever its strides; of objects, all references.
+    flat : ndarray of uint8 or None
+        All bytes of the array, whatever its strides; of objects, all references. None for an array
+        without gaps, of which the view is made when it is needed.
     offset : int
         Byte in `flat` at which the element of index zero starts.
     strides : tuple of int
         Bytes between neighbours.
     """
 
-    array: NDArray[Any]
-    flat: NDArray[np.uint8]
-    offset: int
-    strides: tuple[int, ...]
+    __slots__ = ("_flat", "array", "offset", "strides")
+
+    def __init__(
+        self,
+        array: NDArray[Any],
+        flat: NDArray[np.uint8] | None,
+        offset: int,
+        strides: tuple[int, ...],
+    ) -> None:
+        self.array = array
+        self._flat = flat
+        self.offset = offset
+        self.strides = strides
+
+    @property
+    def flat(self) -> NDArray[np.uint8]:
+        """All bytes of the array."""
+        flat = self._flat
+        if flat is None:
+            flat = self._flat = self.array.ravel("K").view(np.uint8)
+        return flat
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> HostMemory:
@@ -69,7 +85,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
         raise too_large(shape, dtype)
     if dtype.hasobject:
         return memory_of(array)  # NumPy makes no bytes of references.
-    return HostMemory(array, array.ravel("K").view(np.uint8), 0, array.strides)
+    return HostMemory(array, None, 0, array.strides)
 
 
 def memory_of(array: NDArray[Any]) -> HostMemory:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts, address_of
+from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.interval import MAX_RANK
@@ -131,16 +131,12 @@ class Request:
         words.extend((*header, count))
         for item in items:
             memory, domain = item.memory, item.transform.domain
-            flat = memory.flat
-            words.extend(
-                (
-                    *(address_of(flat), memory.offset, flat.size, len(domain.shape)),
-                    *item.maps.words,
-                    *domain.inclusive_min,
-                    *domain.shape,
-                    *memory.strides,
-                )
-            )
+            flat: Any = memory.flat
+            # As `address_of`, in a fifth of the time.
+            address = ctypes.addressof(ctypes.c_char.from_buffer(flat))
+            words.extend((address, memory.offset, flat.size, len(domain.shape)))
+            words.extend(item.maps.words)
+            words.extend(domain.inclusive_min + domain.shape + memory.strides)
         at = len(words)
         words.frombytes(prefix + bytes(8 - len(prefix) % 8))
         words[3] = words.buffer_info()[0] + 8 * at
