@@ -22,6 +22,7 @@ from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.window import PlanWindow
+from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import Executor
@@ -141,11 +142,22 @@ class SinkPart(Protocol):
     def arena(self) -> Arena:
         """Return the arena, in host memory, for the next values; earlier ones may lose theirs."""
 
-    def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
-        """Decode `values`, one a row and None for a missing chunk, into the only array."""
+    def scatter(
+        self, rows: PlanWindow, values: Sequence[Buffer | None], cached: Any = None
+    ) -> None:
+        """Decode `values`, one a row and None for a missing chunk, into the only array.
+
+        `cached` are the chunks of the rows as the backend's :meth:`Backend.chunk_cache` knows them;
+        those that are there have no value.
+        """
 
     def copy_regions(
-        self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
+        self,
+        regions: CopyWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: Any = None,
     ) -> None:
         """Decode chunks and copy all their regions into the arrays.
 
@@ -158,6 +170,8 @@ class SinkPart(Protocol):
             The chunks of `values`, refined.
         values : sequence of buffer or None
             Encoded chunks; None is a missing one.
+        cached : object, optional
+            As for :meth:`scatter`.
         """
 
 
@@ -269,6 +283,9 @@ class Backend(Protocol):
             Called with keys, missing rows and errors of finished work: rows with an error have
             failed, the others are in place. Its exceptions are passed on.
         """
+
+    def chunk_cache(self, pool: DeviceCachePool) -> Any:
+        """Return the cache of a pool on this device; None for host memory."""
 
     def caller_stream(self, stream: Any) -> Any:
         """Return the stream of the caller: `stream`, or the calling thread's if that is None.

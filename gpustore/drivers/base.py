@@ -281,6 +281,15 @@ class Driver(Protocol):
     ) -> Future[Any]:
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
 
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Fill the cache of the device; see :func:`gpustore.pipelines.preload.preload`.
+
+        Raises
+        ------
+        UnsupportedError
+            If there are no chunks, or no such cache.
+        """
+
     def explain(self, transform: IndexTransform) -> Explanation:
         """Predict a read of the domain of `transform`. Blocks.
 
@@ -312,10 +321,15 @@ class Driver(Protocol):
 
 
 class Unexplained:
-    """Mixin of drivers without chunks, whose reads cannot be estimated."""
+    """Mixin of drivers without chunks, whose reads cannot be estimated, and who cache none."""
 
+    id: str
     unexplained: ClassVar[str]
     """Message of the error."""
+
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(f'preload is not supported by the "{self.id}" driver')
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Raise UnsupportedError."""

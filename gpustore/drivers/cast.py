@@ -146,6 +146,10 @@ class CastDriver(Unexplained):
         read = partial(self.base.read, transform, batch=batch)
         return self._read(read, tuple(transform.domain.shape), output)
 
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Preload the base, whose chunks the reads convert."""
+        return self.base.preload(transform)
+
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:

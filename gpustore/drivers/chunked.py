@@ -40,6 +40,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.preload import preload
 from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
@@ -215,6 +216,12 @@ class ChunkedDriver:
             crops = partial(read_many, starts=starts, extent=shape, output=output)
             return self._rechecked(transform, crops)()
         return read_many(self.reader, transform, starts, shape, output)
+
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Fill the cache of the device through :mod:`gpustore.pipelines.preload`."""
+        if self.recheck > self.read_at:
+            return self._rechecked(transform, preload)()
+        return preload(self.reader, transform)
 
     def _from_here(self, output: Output) -> Output:
         """Fix the caller's current stream in the output of a read that begins on another thread."""
@@ -427,8 +434,7 @@ class ChunkedDriver:
             try:
                 array.store.write_many(WriteRequest(batch, [None] * len(batch))).raise_first()
             finally:
-                if array.cache is not None:
-                    array.cache.forget(batch)
+                array.forget(batch)
 
     def _key(self, cell: tuple[int, ...]) -> str:
         return self.array.key_prefix + self.array.key_separator.join(map(str, cell))

@@ -54,8 +54,9 @@ from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
 from gpustore.resources.cache_pool import cache_of
+from gpustore.resources.device_cache_pool import TABLE_NBYTES, DeviceCachePool, Residence
 from gpustore.resources.gpu_decode_trust import distrust_of
-from gpustore.runtime.cache import OVERHEAD_NBYTES, CacheUse, Space
+from gpustore.runtime.cache import OVERHEAD_NBYTES, ArrayId, CacheUse, Space
 from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
@@ -66,6 +67,7 @@ _RESOURCES = (
     "data_copy_concurrency",
     "device",
     "gpu_decode_choice",
+    "device_cache_pool",
     "gpu_decode_trust",
     "limits",
 )
@@ -238,6 +240,7 @@ class _Steps:
             cache_of(metadata_pool.value),
         )
         self.cache = cache_of(self.resources["cache_pool"].value)
+        self.device_pool: DeviceCachePool = self.resources["device_cache_pool"].value
         self.hierarchy = request.hierarchy
         if spec.node_path and self.hierarchy is None:
             root = self.store.path[: -len(spec.node_path) - 1]
@@ -290,6 +293,7 @@ class _Steps:
                 for cache in (self.cache, self.file.cache):
                     if cache is not None:
                         cache.forget_range(self.store.driver.identity, path)
+                self.device_pool.forget_range(self.store.driver.identity, path)
         recheck = self.spec.options.get("recheck_cached_metadata", "open")
         bound = math.inf if recheck == "open" else _bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
@@ -350,6 +354,7 @@ class _Steps:
         distrust = distrust_of(trust, store_is_trusted=store.driver.is_trusted)
         chain = description.chain.distrusted(distrust)
         cache = self._cache_use(metadata, chain)
+        residence = self._residence(metadata, description)
 
         def make() -> ChunkedArray:
             fill = description.fill_value
@@ -376,6 +381,7 @@ class _Steps:
                 executor=executor,
                 limits=limits,
                 cache=cache,
+                residence=residence,
                 decode_rule=decode_rule,
                 grid=description.grid,
             )
@@ -423,11 +429,32 @@ class _Steps:
         if self.cache is None or chain.layout.nbytes + OVERHEAD_NBYTES > self.cache.limit:
             return None
         encoded = self.backend.unsupported_reason(chain) is None
-        # Another shape decodes the same values in the same way.
-        meaning = metadata.with_shape((0,) * len(metadata.shape)).encode()
+        space = Space(self.store.driver.identity, _meaning(metadata))
+        return CacheUse(self.cache, space, self._data_bound(), encoded)
+
+    def _residence(self, metadata: Any, description: ArrayDescription) -> Residence | None:
+        """Return the use of the caches of devices, None without any."""
+        pool, chain = self.device_pool, description.chain
+        if not pool.total_bytes_limit:
+            return None
+        cache = None
+        if chain.objects is None and chain.layout.nbytes + TABLE_NBYTES <= pool.total_bytes_limit:
+            cache = self.backend.chunk_cache(pool)
+        prefix = self.store.path + description.key_prefix
+        name = ArrayId(self.store.driver.identity, prefix, _meaning(metadata))
+        levels, rank = description.levels, len(description.shape) - description.inner_rank
+        inner = levels[0].ratio if levels else (1,) * rank
+        return Residence(pool, name, inner, self._data_bound(), cache)
+
+    def _data_bound(self) -> float:
         recheck = self.spec.options.get("recheck_cached_data", True)
-        space = Space(self.store.driver.identity, meaning)
-        return CacheUse(self.cache, space, _bound(recheck, self.read_at), encoded)
+        return _bound(recheck, self.read_at)
+
+
+def _meaning(metadata: Any) -> bytes:
+    """Identity of the decoding: another shape decodes the same values in the same way."""
+    meaning: bytes = metadata.with_shape((0,) * len(metadata.shape)).encode()
+    return meaning
 
 
 def _resources(

@@ -37,7 +37,7 @@ Plans = Sequence[tuple[ChunkedArray, ChunkPlan]] | Sequence[tuple[ChunkedArray, 
 
 _NONE = Bounds(0, 0)
 
-_CACHED = "the cache is in host memory"
+_CACHED = "chunks are cached whole"
 
 
 def estimate(
@@ -197,6 +197,7 @@ def _counts(
     """Bound the counters of the read, by the names of :data:`gpustore.statistics`."""
     chunks = sum(one.chunks for one in sums)
     fetched = _sum([one.fetched for one in sums])
+    decoded = _sum([one.decoded for one in sums])
     maybe = Bounds(0, chunks)
     by_device = by_host = _NONE
     if array.chain.objects is not None:
@@ -211,8 +212,11 @@ def _counts(
         "chunks_missing": maybe if array.fill_missing else _NONE,
         "key_reads": _sum([one.reads for one in sums]),
         "bytes_fetched": fetched,
-        "bytes_decoded": _sum([one.decoded for one in sums]),
-        "cache_hits": _NONE if array.stored is None else maybe,
+        "bytes_decoded": decoded,
+        "cache_hits": _NONE if array.cache is None else maybe,
+        "device_cache_hits": maybe if array.is_resident else _NONE,
+        "device_cache_misses": maybe if array.is_resident else _NONE,
+        "device_cache_bytes": _NONE if not array.is_resident else Bounds(0, decoded.most),
         "chunks_decoded_device": by_device,
         "host_fallbacks": by_host,
         "bytes_direct": _NONE if direct_reason else Bounds(0, fetched.most),
@@ -243,7 +247,8 @@ def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
 def _refined_by(array: ChunkedArray) -> tuple[str, ...]:
     shards = ("shard index",) * len(array.levels)
     if array.stored is not None:
-        return ("cache", *shards)
+        device = ("device cache",) * array.is_resident
+        return (*device, *("cache",) * (array.cache is not None), *shards)
     if array.refiners and isinstance(array.refiners[-1], RawBytesRefiner):
         return (*shards, "byte range")
     return (*shards, "block") if array.chain.decodes_parts and not _device(array) else shards

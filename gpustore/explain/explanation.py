@@ -84,10 +84,10 @@ class Explanation:
     chunk_nbytes : int
         Size of a decoded chunk of `chunk_shape`, in bytes.
     refined_by : tuple of str
-        Means of fetching or decoding less than whole stored values: ``"cache"`` of chunks,
-        which is searched first; ``"shard index"`` (once a level of sharding), which is read first;
-        ``"byte range"``, the wanted part of an uncompressed chunk; ``"block"``, the wanted blocks
-        of a compressed chunk, which may be fetched whole.
+        Means of fetching or decoding less than whole stored values: ``"device cache"`` and
+        ``"cache"`` of chunks, which are searched first; ``"shard index"`` (once a level of
+        sharding), which is read first; ``"byte range"``, the wanted part of an uncompressed chunk;
+        ``"block"``, the wanted blocks of a compressed chunk, which may be fetched whole.
     codecs : tuple of CodecPath
         Decoders of the codecs, in the order of decoding. Values that the device does not accept are
         decoded by the host.
@@ -215,6 +215,7 @@ class Explanation:
 
 
 _NOTES = {
+    "device cache": "none of what stays on the device",
     "cache": "none of what is cached",
     "shard index": "indices of shards first",
     "byte range": "of chunks only the bytes wanted",

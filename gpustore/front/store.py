@@ -209,6 +209,31 @@ class TensorStore(OpenedArray):
             )
         )
 
+    def preload(self) -> Future[None]:
+        """Bring the chunks of the domain into the memory of the GPU, where reads find them.
+
+        The context's ``device_cache_pool`` bounds their bytes; chunks that do not fit are fetched
+        by reads as ever. Index first to preload a part: ``store[10:20].preload()``.
+
+        Returns
+        -------
+        Future of None
+            Resolves when the chunks are there. Its :attr:`~gpustore.Future.statistics` show the
+            progress meanwhile: of ``chunks_planned`` chunks so many are ``device_cache_hits``, and
+            ``device_cache_bytes`` of others are there to stay.
+
+        Raises
+        ------
+        UnsupportedError
+            If the store has no chunks, is in host memory, or has no ``device_cache_pool``.
+        OutOfBoundsError, LimitError
+            The errors of :meth:`read` before any I/O.
+        CorruptChunkError, StoreIOError
+            Through the Future; the message names the key.
+        """
+        self._check_readable("C")
+        return operation(lambda: self._driver.preload(self._transform))
+
     def explain(self) -> Explanation:
         """Estimate a read: the path of the bytes, the decoder of each codec, and the costs.
 

@@ -48,14 +48,22 @@ def cached_batches(
     for first in range(0, len(planned), batch):
         wanted.check()
         rows = planned.part(first, first + batch)
-        values = _values(stored, use, rows)
+        values = cached_values(stored, use, rows)
         if not array.fill_missing:
             refuse_missing(array, rows, values)
         yield first, rows, values
 
 
-def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffer | None]:
-    """Return the cached chunk of each row; None for a missing one."""
+def cached_values(
+    stored: ChunkedArray,
+    use: CacheUse,
+    rows: PlanWindow,
+    generations: dict[str, bytes] | None = None,
+) -> list[Buffer | None]:
+    """Return the cached chunk of each row; None for a missing one.
+
+    The generations of the values are added to `generations`.
+    """
     now = time.time()
     form = (_ENCODED,) if use.keeps_encoded else ()
     parts: Sequence[Part] = [form or None] * len(rows)
@@ -79,6 +87,9 @@ def _values(stored: ChunkedArray, use: CacheUse, rows: PlanWindow) -> list[Buffe
                 entry = Entry(chunk, nbytes, seen.get(key, b""), now)
                 use.cache.put(use.space, key, parts[row], entry, found[row][1])
                 entries[row] = entry
+    if generations is not None:
+        pairs = zip(rows.keys, entries)
+        generations.update([(key, entry.generation) for key, entry in pairs if entry is not None])
     return [None if entry is None else entry.value for entry in entries]
 
 
@@ -89,17 +100,25 @@ def _check(
     old = [(row, e) for row, e in enumerate(entries) if e is not None and e.read_at < use.bound]
     if not old:
         return
-    keys = list(dict.fromkeys(rows.keys[row] for row, _ in old))
-    # What cannot be read has no generation: fetching it tells why.
-    columns = stored.store.read_many(ReadRequest(keys, start=[0] * len(keys), stop=[0] * len(keys)))
-    STATISTICS.add(key_reads=len(keys))
-    current = dict(zip(keys, columns.generation))
+    current = stored_generations(stored, [rows.keys[row] for row, _ in old])
     for row, entry in old:
         generation = current[rows.keys[row]]
         if generation and generation == entry.generation:
             entry.read_at = max(entry.read_at, now)
         else:
             entries[row] = None
+
+
+def stored_generations(stored: ChunkedArray, keys: Sequence[str]) -> dict[str, bytes]:
+    """Ask for the current generation of each key; ``b""`` if it cannot be read.
+
+    Fetching the value tells why.
+    """
+    once = list(dict.fromkeys(keys))
+    none = [0] * len(once)
+    columns = stored.store.read_many(ReadRequest(once, start=none, stop=none))
+    STATISTICS.add(key_reads=len(once))
+    return dict(zip(once, columns.generation))
 
 
 def _decoded(stored: ChunkedArray, key: str, value: Buffer) -> Buffer:

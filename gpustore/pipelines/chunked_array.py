@@ -19,9 +19,11 @@ from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
+from gpustore.planning.cell_numbers import CellNumbers
 from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, check_bounds, plan_chunks
 from gpustore.planning.copy_plan import CopyPlan
+from gpustore.resources.device_cache_pool import Residence
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
@@ -38,6 +40,9 @@ QUICK_S = 3.9e-6
 
 UNIT_NBYTES = 1 << 20
 """Decoded bytes of a shard that a thread reads without a look at the time: a few ms."""
+
+_MOST_NUMBERS = 2**62
+"""Most chunks of an array whose chunks are numbered in 64 bits."""
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
@@ -100,6 +105,8 @@ class ChunkedArray:
         Cache of chunks in host memory.
     decode_rule : DecodeRule
         Rule that chooses who decodes reads into a device.
+    residence : Residence, optional
+        Caches of chunks in the memory of devices.
     grid : RectilinearGrid, optional
         Grid of chunks that differ in shape. `chunk_shape`, `chain`, `levels` and `refiners` are
         those of the largest chunks then; :meth:`plans` returns arrays with those of the others.
@@ -126,6 +133,7 @@ class ChunkedArray:
     limits: Limits
     cache: CacheUse | None = None
     decode_rule: DecodeRule = AUTO
+    residence: Residence | None = None
     grid: RectilinearGrid | None = None
     stored: ChunkedArray | None = None
     waiting: Waiting = field(default_factory=Waiting, init=False, compare=False, repr=False)
@@ -207,10 +215,10 @@ class ChunkedArray:
 
     def reader(self) -> ChunkedArray:
         """Return the array for reads: with a cache, a view whose values are the cached chunks."""
-        if self.cache is None:
+        if self.cache is None and not self.is_resident:
             return self
         chain = self.chain
-        if not self.cache.keeps_encoded:
+        if self.cache is not None and not self.cache.keeps_encoded:
             chain = CodecChain(
                 self.chain.layout,
                 (),
@@ -228,6 +236,36 @@ class ChunkedArray:
         """Return the array whose chunks the host decodes, for `reason`, on every device."""
         stored = None if self.stored is None else self.stored.for_host(reason)
         return replace(self, chain=self.chain.for_host(reason), stored=stored)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether reads look into the cache of a device."""
+        residence = self.residence
+        if residence is None or residence.cache is None:
+            return False
+        return self.cell_numbers.count < _MOST_NUMBERS
+
+    @property
+    def cell_numbers(self) -> CellNumbers:
+        """Numbers of the innermost chunks in the caches of devices."""
+        assert self.residence is not None
+        if self.grid is not None:
+            return CellNumbers(self.grid.cells(self.shape), self.residence.inner)
+        sizes = zip(self.shape[: self.key_rank], self.chunk_shape, self.key_ratio)
+        keys = tuple([-(-size // (chunk * ratio)) for size, chunk, ratio in sizes])
+        return CellNumbers(keys, self.residence.inner)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop the chunks of `keys`, which were or may have been changed, from all caches."""
+        if self.cache is not None:
+            self.cache.forget(keys)
+        if self.residence is not None and self.residence.pool.caches:
+            begin, separator = len(self.key_prefix), self.key_separator
+            indices = [
+                tuple(map(int, key[begin:].split(separator))) if self.key_rank else ()
+                for key in keys
+            ]
+            self.residence.pool.forget(self.residence.array, indices)
 
     def plans(
         self,

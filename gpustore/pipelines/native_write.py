@@ -48,8 +48,7 @@ def write_native(
             assert more is not None
             begin = _write_some(rows, job, begin, more, errors)
     finally:
-        if array.cache is not None:
-            array.cache.forget(rows.keys)
+        array.forget(rows.keys)
         done = {row for row, status in enumerate(job.status) if status == DONE}
         # A file whose directory did not reach the disk is not certainly stored.
         STATISTICS.add(bytes_stored=sum([job.stored[row] for row in done.difference(errors)]))

@@ -35,6 +35,7 @@ from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
 from gpustore.pipelines.native_read import NativeRead
+from gpustore.pipelines.resident import resident_batches
 from gpustore.pipelines.strided_reads import (
     NATIVE_ROW_S,
     SMALL_ROWS,
@@ -245,8 +246,8 @@ def _read_windows(
 ) -> None:
     with sink.part(array.chain, rows=rows, native=array.native_values) as part:
         for planned in windows:
-            for _, some, values in batches(array, planned, part.arena, sink.nbytes):
-                part.scatter(some, values)
+            for _, some, values, chunks in batches(array, planned, part.arena, sink.nbytes):
+                part.scatter(some, values, chunks)
 
 
 def sink_of(
@@ -273,11 +274,21 @@ def batches(
     planned: PlanWindow,
     arena: Callable[[], Arena],
     most_nbytes: int | None,
-) -> Iterator[tuple[int, PlanWindow, list[Buffer | None]]]:
-    """Fetch the values of a window for a sink, through the cache of the array if it has one."""
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None], Any]]:
+    """Fetch the values of a window for a sink, through the caches of the array if it has any.
+
+    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`, and the chunks as the
+    cache of a device knows them, or None.
+    """
+    if array.is_resident:
+        yield from resident_batches(array, planned, most_nbytes, arena)
+        return
     if array.stored is None:
-        return fetched_batches(array, planned, most_nbytes, arena)
-    return cached_batches(array, planned, most_nbytes)
+        found = fetched_batches(array, planned, most_nbytes, arena)
+    else:
+        found = cached_batches(array, planned, most_nbytes)
+    for first, rows, values in found:
+        yield first, rows, values, None
 
 
 def most_keys(array: ChunkedArray) -> int | None:
@@ -295,9 +306,9 @@ def check_rows(
     If values of other keys failed with it, the text ends with up to ``NAMED_KEYS`` of them all.
     """
     if errors:
-        if array.stored is not None and array.cache is not None:
+        if array.stored is not None:
             # Encoded values are kept before they are decoded.
-            array.cache.forget([keys[row] for row in errors])
+            array.forget([keys[row] for row in errors])
         first = min(errors)
         key, error = keys[first], errors[first]
         wrong = list(dict.fromkeys(keys[row] for row in sorted(errors)))

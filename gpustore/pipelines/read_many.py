@@ -345,5 +345,6 @@ def _read_copy_part(
     ) as copying:
         for planned in plan.windows(part, parts, blocks, most_units=most_keys(array)):
             window = planned.by_element() if by_element else planned
-            for first, rows, values in batches(array, window.chunks, copying.arena, sink.nbytes):
-                copying.copy_regions(window, first, rows, values)
+            taken = batches(array, window.chunks, copying.arena, sink.nbytes)
+            for first, rows, values, chunks in taken:
+                copying.copy_regions(window, first, rows, values, chunks)

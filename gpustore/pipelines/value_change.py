@@ -263,8 +263,7 @@ def _store(array: ChunkedArray, request: WriteRequest) -> WriteColumns:
     try:
         columns = array.store.write_many(request)
     finally:
-        if array.cache is not None:
-            array.cache.forget(request.keys)
+        array.forget(request.keys)
     # Where a condition failed or an error occurred there is no generation.
     stored = zip(request.values, columns.generation)
     nbytes = sum([len(value) for value, generation in stored if generation and value is not None])

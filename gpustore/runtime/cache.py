@@ -67,6 +67,24 @@ class Space(NamedTuple):
     meaning: Hashable
 
 
+class ArrayId(NamedTuple):
+    """Namespace of the chunks of one array, decoded in one way, in caches of devices.
+
+    Attributes
+    ----------
+    store : hashable
+        Identity of the kvstore.
+    key_prefix : str
+        Beginning of the keys of the chunks.
+    meaning : hashable
+        Identity of the decoding: readers that decode differently share no entries.
+    """
+
+    store: Hashable
+    key_prefix: str
+    meaning: Hashable
+
+
 class Cache:
     """Cache of entries of at most `limit` bytes; any number of threads may use it at once.
 

@@ -47,6 +47,9 @@ COUNTERS: Final = MappingProxyType(
         "launches": "kernel launches and calls of device libraries",
         "waits": "times a thread waited for the device",
         "cache_hits": "chunks found in the cache",
+        "device_cache_hits": "chunks found in the memory of the device",
+        "device_cache_misses": "chunks looked for there that were not, and were fetched",
+        "device_cache_bytes": "bytes of decoded chunks that were put there to stay",
     }
 )
 """Description of each counter, by name; a test holds the package to these names."""

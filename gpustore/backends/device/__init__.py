@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.base import Check, Chunks, Layer, Overlay
+from gpustore.backends.device.chunk_cache import ChunkCache
+from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.conversion import conversion_of
 from gpustore.backends.device.direct_read import direct_unsupported_reason, pages_nbytes
 from gpustore.backends.device.encoding import DeviceEncoder
@@ -42,6 +44,7 @@ from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
+from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -85,6 +88,7 @@ class DeviceBackend:
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
         self.encoder = DeviceEncoder(driven)
+        self.caches = ChunkCaches(driven)
 
     def part_nbytes(self) -> int:
         """Return the least decoded bytes of a task that fetches alone."""
@@ -122,7 +126,9 @@ class DeviceBackend:
     ) -> DeviceSink:
         """Make the sink of one read; see :meth:`gpustore.backends.base.Backend.sink`."""
         extent = self._extent(chunks, limits)
-        return DeviceSink(self.driven, self.buffers, self.files, extent, fill_value, out, check)
+        return DeviceSink(
+            self.driven, self.buffers, self.caches, self.files, extent, fill_value, out, check
+        )
 
     def _extent(self, chunks: Sequence[Chunks], limits: Limits) -> Extent:
         """Choose the sizes of the submissions of a read, so that several fit in the memory."""
@@ -175,8 +181,13 @@ class DeviceBackend:
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""
         self.files.close_idle()
+        self.caches.clear()
         self.buffers.free()
         self.encoder.free()
+
+    def chunk_cache(self, pool: DeviceCachePool) -> ChunkCache | None:
+        """Return the cache of a pool on this device, None if its limit is 0."""
+        return self.caches.of(pool)
 
     # ----------------------------------------------------------------- arrays
 
@@ -201,19 +212,22 @@ class DeviceBackend:
                 f'Elements of {dtype} cannot be on a device; open with device="cpu"'
             )
         stream = self.driven.caller_stream(stream)
-        try:
-            view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
-        except MemoryError:
-            self.buffers.free()
+        self.caches.free_orphans()
+        has_freed = False
+        while True:
             try:
                 view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
             except MemoryError as error:
-                nbytes = math.prod(shape) * dtype.itemsize
-                raise LimitError(
-                    f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory "
-                    f"of device {self.device}; read it in parts"
-                ) from error
-        return DeviceMemory(view, self.driven.record(stream))
+                if has_freed and not self.caches.give_back():
+                    nbytes = math.prod(shape) * dtype.itemsize
+                    raise LimitError(
+                        f"An array of shape {list(shape)} and {nbytes} bytes does not fit the "
+                        f"memory of device {self.device}; read it in parts"
+                    ) from error
+                self.buffers.free()
+                has_freed = True
+            else:
+                return DeviceMemory(view, self.driven.record(stream))
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None

@@ -179,6 +179,13 @@ class Places:
         )
 
     @classmethod
+    def none(cls, chunks: int, dtype: np.dtype[Any]) -> Places:
+        """Return no places for some chunks."""
+        empty: Integers = np.zeros(0, np.int64)
+        first = np.zeros(chunks + 1, np.int64)
+        return cls(first, empty, empty, np.zeros((0, 0), np.int64), (), (), dtype)
+
+    @classmethod
     def joined(cls, parts: Sequence[Places]) -> Places:
         """Join the places of several parts of one read."""
         if len(parts) == 1:
@@ -261,7 +268,7 @@ def place(
     stored : dtype
         Data type of an element in a chunk.
     """
-    if len(some):
+    if len(some) and places.first[-1]:
         _copy(commands, places.take(some), chunks.astype(np.int64), stored, one_element=False)
 
 
@@ -269,7 +276,7 @@ def place_fill(
     commands: CommandList, places: Places, some: Integers, fill: bytes, address: int
 ) -> None:
     """Record a fill of the elements of some chunks by `fill`, whose copy is at `address`."""
-    if not len(some):
+    if not len(some) or not places.first[-1]:
         return
     taken = places.take(some)
     if taken.points is None and repeated(fill) in WIDTHS:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gpustore.backends.base import Check
+from gpustore.backends.device.chunk_cache import CachedChunks
+from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.placement import Places
@@ -109,6 +111,7 @@ class DeviceSink:
     ----------
     device : Device
     pool : StagingBuffers
+    caches : ChunkCaches
     files : OpenFiles
     extent : Extent
     fill_value, out, check
@@ -119,6 +122,7 @@ class DeviceSink:
         self,
         device: Device,
         pool: StagingBuffers,
+        caches: ChunkCaches,
         files: OpenFiles,
         extent: Extent,
         fill_value: Any,
@@ -131,6 +135,7 @@ class DeviceSink:
         self.extent = extent
         self.check = check
         self._pool = pool
+        self._caches = caches
         self._fill_value = fill_value
         self._ready = [memory.ready for memory in out]
         self._changed = threading.Condition()
@@ -279,11 +284,9 @@ class DeviceSink:
                     each = extent.value_nbytes + extent.room_nbytes
                     buffer.resize(rows * each + extent.slack_nbytes)
                 except MemoryError:
-                    if is_relieved:
+                    if not self._relieve() and is_relieved:
                         rows //= 2
-                    else:
-                        self._relieve()
-                        is_relieved = True
+                    is_relieved = True
                 else:
                     buffer.clear()
                     buffer.room = rows * extent.room_nbytes
@@ -336,11 +339,15 @@ class DeviceSink:
         for piece in submission.pieces:
             piece.report(int((piece.state == MISSING).sum()), piece.errors)
 
-    def _relieve(self) -> None:
-        """Have memory freed that is not needed: of idle buffers, and of work that has ended."""
+    def _relieve(self) -> bool:
+        """Have memory freed that is not needed: of idle buffers, and of work that has ended.
+
+        Returns whether a cache has given memory back, so that the same may succeed now.
+        """
         self._pool.free()
         for submission in list(self._running):
             submission.synchronize()
+        return bool(self._caches.give_back())
 
     def fail(self) -> None:
         """Have tasks end that wait for one that has failed."""
@@ -414,28 +421,44 @@ class DevicePart:
             arena.direct = self._direct
         return arena
 
-    def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
-        """Add values, which may lie in :meth:`arena`, for the only array."""
+    def scatter(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: CachedChunks | None = None,
+    ) -> None:
+        """Add values, which may lie in :meth:`arena`, and chunks for the only array."""
         (out,) = self._sink.out
         places = Places.of_rows(rows, self._chain.layout, out.view)
         report = partial(self._sink.check, rows.keys)
-        self._add(places, values, report, are_parts=rows.narrowed)
+        self._add(places, values, report, cached, are_parts=rows.narrowed)
+
+    def keep(self, rows: PlanWindow, values: Sequence[Buffer | None], cached: CachedChunks) -> None:
+        """Add values, which may lie in :meth:`arena`, for the cache alone."""
+        places = Places.none(len(rows), self._chain.layout.dtype)
+        self._add(places, values, partial(self._sink.check, rows.keys), cached, are_parts=False)
 
     def copy_regions(
-        self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
+        self,
+        regions: CopyWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: CachedChunks | None = None,
     ) -> None:
-        """Add values, which may lie in :meth:`arena`, for all their regions."""
+        """Add values, which may lie in :meth:`arena`, and chunks for all their regions."""
         views = [memory.view for memory in self._sink.out]
         places = Places.of_regions(regions, first, rows, self._chain.layout, views)
         report = partial(self._sink.check, rows.keys)
-        self._add(places, values, report, are_parts=rows.narrowed)
+        self._add(places, values, report, cached, are_parts=rows.narrowed)
 
     def add_left(self, left: Left) -> None:
         """Decode and add rows that a submission has left to the host."""
         self._by_host = True
         report = renumbered(left.piece.report, left.rows)
         places = left.piece.places.take(left.rows)
-        self._add(places, left.values, report, are_parts=left.piece.are_parts)
+        cached = None if left.piece.cached is None else left.piece.cached.take(left.rows)
+        self._add(places, left.values, report, cached, are_parts=left.piece.are_parts)
 
     def _joined(self) -> Submission:
         if self._filled is None:
@@ -462,6 +485,7 @@ class DevicePart:
         places: Places,
         values: Sequence[Buffer | None],
         report: Report,
+        cached: CachedChunks | None,
         *,
         are_parts: bool,
     ) -> None:
@@ -471,7 +495,6 @@ class DevicePart:
             submission = self._filled or self._sink.join(self._rows)
             self._filled = submission
             is_empty = not submission.buffer.used
-            some = [values[row] for row in rows.tolist()]
             piece = Piece(
                 self._chain,
                 places.take(rows),
@@ -480,9 +503,11 @@ class DevicePart:
                 np.zeros(len(rows), np.uint8),
                 renumbered(report, rows),
                 are_parts=are_parts,
+                cached=None if cached is None else cached.take(rows),
             )
-            left = [i for i, value in enumerate(some) if not self._put(piece, i, value)]
-            if len(left) == len(rows) and is_empty:
+            wanted = piece.find_cached().tolist()
+            left = [i for i in wanted if not self._put(piece, i, values[rows[i]])]
+            if left and len(left) == len(rows) and is_empty:
                 for i in left:
                     piece.fail(i, self._too_large())
                 left = []

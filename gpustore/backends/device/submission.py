@@ -13,19 +13,21 @@ other; a single row that does not fit is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.device.chunk_cache import SLAB_ALIGNMENT, CachedChunks, ChunkCache, Slab
 from gpustore.backends.device.direct_read import DirectReads, Expected
 from gpustore.backends.device.placement import Places, place, place_fill
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
+from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Device, Event, Spans
 from gpustore.errors import GpustoreError, LimitError
 from gpustore.runtime.statistics import STATISTICS
@@ -36,7 +38,11 @@ ENCODED: Final = 0
 DECODED: Final = 1
 MISSING: Final = 2
 FAILED: Final = 3
-"""States of values in a staging buffer. Those of uncompressed chunks are encoded, or parts."""
+CACHED: Final = 4
+"""States of values in a staging buffer, or of chunks in a cache of the device.
+
+Values of uncompressed chunks are encoded, or parts.
+"""
 
 _PATTERN_ROOM_NBYTES = 4096
 
@@ -56,7 +62,7 @@ class Piece:
     start, nbytes : ndarray of int64, shape (n,)
         Place of each value in the buffer.
     state : ndarray of uint8, shape (n,)
-        :data:`ENCODED`, :data:`DECODED`, :data:`MISSING` or :data:`FAILED`.
+        :data:`ENCODED`, :data:`DECODED`, :data:`MISSING`, :data:`FAILED` or :data:`CACHED`.
     report : callable
         Called once the rows are in place, with the number of missing ones, and the error of each
         row that failed.
@@ -66,6 +72,8 @@ class Piece:
         Errors of failed rows.
     direct : DirectReads, optional
         Reads of files straight to the device, which have ended.
+    cached : CachedChunks, optional
+        Chunks of the rows in a cache, which those that are not there go to.
     """
 
     chain: CodecChain
@@ -77,9 +85,18 @@ class Piece:
     are_parts: bool = False
     errors: dict[int, GpustoreError] = field(default_factory=dict)
     direct: DirectReads | None = None
+    cached: CachedChunks | None = None
 
     def __len__(self) -> int:
         return len(self.state)
+
+    def find_cached(self) -> Integers:
+        """Note the state of rows whose chunks are cached; return the other rows."""
+        if self.cached is None:
+            return np.arange(len(self))
+        self.state[self.cached.is_known] = CACHED
+        self.state[self.cached.is_missing] = MISSING
+        return np.flatnonzero(~self.cached.is_known)
 
     def fail(self, row: int, error: GpustoreError) -> None:
         """Note the error of a row, which has no value any more."""
@@ -99,6 +116,7 @@ class Piece:
             self.are_parts,
             {numbers[row]: error for row, error in self.errors.items()},
             self.direct,
+            None if self.cached is None else self.cached.take(rows),
         )
 
 
@@ -140,11 +158,47 @@ class _Group:
         self.start = np.concatenate([piece.start for piece in pieces])
         self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
         self.state = np.concatenate([piece.state for piece in pieces])
+        none = [np.zeros(len(piece), np.int64) for piece in pieces]
+        self.cached_address: Integers = np.concatenate(
+            [
+                zeros if piece.cached is None else piece.cached.address
+                for piece, zeros in zip(pieces, none)
+            ]
+        )
+
+    def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
+        """Divide rows: yield each piece with its rows, and their numbers in `rows`."""
+        owner = np.searchsorted(self.edges, rows, "right") - 1
+        for number in np.unique(owner).tolist():
+            chosen = np.flatnonzero(owner == number)
+            yield self.pieces[number], rows[chosen] - self.edges[number], chosen
 
     def fail(self, row: int, error: GpustoreError) -> None:
         """Note the error of a row."""
         number = int(np.searchsorted(self.edges, row, "right")) - 1
         self.pieces[number].fail(row - int(self.edges[number]), error)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Decoded chunks that are copied to a cache.
+
+    Attributes
+    ----------
+    group : _Group
+    rows : ndarray of int64, shape (n,)
+    cache : ChunkCache
+    slab : Slab
+        Memory of the cache for the chunks, held.
+    address : ndarray of int64, shape (n,)
+        Place of each chunk there.
+    """
+
+    group: _Group
+    rows: Integers
+    cache: ChunkCache
+    slab: Slab
+    address: Integers
 
 
 class _NoRoom(Exception):
@@ -167,7 +221,8 @@ class Submission:
     ready : sequence of Event
         Events after which the destinations may be written.
     relieve : callable
-        Called if memory is short: gives back what others do not need.
+        Called if memory is short: gives back what others do not need. Returns whether a cache has
+        given memory back.
 
     Attributes
     ----------
@@ -185,7 +240,7 @@ class Submission:
         buffer: StagingBuffer,
         fill_value: Any,
         ready: Sequence[Event],
-        relieve: Callable[[], None],
+        relieve: Callable[[], bool],
     ) -> None:
         self.buffer = buffer
         self.rows = self.fillers = 0
@@ -200,6 +255,9 @@ class Submission:
         self._groups: list[_Group] = []
         self._parts: list[tuple[_Group, CommandList, int]] = []
         self._event: Event | None = None
+        self._kept: list[_Kept] = []
+        self._unkept: list[_Kept] = []
+        self._keeps = True
 
     def begin(self) -> None:
         """Queue all work on the device."""
@@ -222,8 +280,15 @@ class Submission:
             while not self._try(group, rows):
                 pass
         except MemoryError:
-            self._relieve()
+            may_succeed = self._relieve()
             self._device.synchronize(self._device.record(self.buffer.stream))
+            self._keeps = False
+            for one in self._unkept:
+                one.cache.let_go(one.slab)
+            self._unkept = []
+            if may_succeed:
+                self._queue(group, rows)
+                return
             if len(rows) > 1:
                 for half in np.array_split(rows, 2):
                     self._queue(group, half)
@@ -234,9 +299,12 @@ class Submission:
         """Queue the work for some rows; False if the buffer had to grow for their tables first."""
         used = self.buffer.used
         commands: CommandList | None = None
+        kept: list[_Kept] = []
         try:
-            commands = self._recorded(group, rows)
+            commands = self._recorded(group, rows, kept)
             self._run(group, commands)
+            self._kept += kept
+            kept = []
         except _NoRoom as lacking:
             nbytes = self.buffer.used - used + PART_ALIGNMENT + lacking.nbytes
             self.buffer.used = used
@@ -249,14 +317,16 @@ class Submission:
         finally:
             if commands is not None:
                 commands.release()
+            # Their memory is in use until the stream has come this far.
+            self._unkept += kept
         return True
 
-    def _recorded(self, group: _Group, rows: Integers) -> CommandList:
-        """Record the decoding and the placement of some rows."""
+    def _recorded(self, group: _Group, rows: Integers, kept: list[_Kept]) -> CommandList:
+        """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
         state = group.state[rows]
-        encoded, decoded, missing = (
-            rows[state == wanted] for wanted in (ENCODED, DECODED, MISSING)
+        encoded, decoded, missing, cached = (
+            rows[state == wanted] for wanted in (ENCODED, DECODED, MISSING, CACHED)
         )
         start, nbytes = group.start[encoded], group.nbytes[encoded]
         base = buffer.address(0)
@@ -277,6 +347,9 @@ class Submission:
             some = np.concatenate((commands.rows, decoded))
             chunks = (base + group.start[decoded]).astype(np.uint64)
             chunks = np.concatenate((commands.values.address, chunks))
+            self._keep(commands, group, some, chunks, kept)
+            some = np.concatenate((some, cached))
+            chunks = np.concatenate((chunks, group.cached_address[cached].astype(np.uint64)))
             place(commands, places, some, chunks, stored)
             if len(missing):
                 self._fill(commands, group, missing)
@@ -284,6 +357,55 @@ class Submission:
             commands.release()
             raise
         return commands
+
+    def _keep(
+        self,
+        commands: CommandList,
+        group: _Group,
+        rows: Integers,
+        chunks: NDArray[np.uint64],
+        kept: list[_Kept],
+    ) -> None:
+        """Record the copy of decoded chunks to a cache, of as many as it has room for."""
+        cached = group.pieces[0].cached
+        if cached is None or not len(rows) or not self._keeps:
+            return
+        nbytes = group.chain.layout.nbytes
+        pitch = -(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+        count = min(len(rows), cached.cache.limit // max(1, pitch))
+        slab = None
+        while nbytes and count and slab is None:
+            slab = cached.cache.reserve(count * pitch, self.buffer.stream)
+            count = count if slab is not None else count // 2
+        if slab is None:
+            return
+        address = slab.allocation.address + pitch * np.arange(count)
+        kept.append(_Kept(group, rows[:count], cached.cache, slab, address))
+        commands.launch_tables(stream_launches(chunks[:count], address, np.full(count, nbytes)))
+
+    def _put_entries(self, left: Mapping[int, Sequence[Integers]]) -> None:
+        """Make entries of the chunks that were verified, and of those that are not stored."""
+        for kept in self._kept:
+            failed = np.concatenate([np.zeros(0, np.int64), *left.get(id(kept.group), ())])
+            good = ~np.isin(kept.rows, failed)
+            rows, address = kept.rows[good], kept.address[good]
+            made = 0
+            for piece, some, chosen in kept.group.by_piece(rows):
+                assert piece.cached is not None
+                made += kept.cache.put(piece.cached, some, kept.slab, address[chosen])
+            STATISTICS.add(device_cache_bytes=made * kept.group.chain.layout.nbytes)
+        for piece in self.pieces:
+            cached = piece.cached
+            if cached is not None:
+                rows = np.flatnonzero((piece.state == MISSING) & ~cached.is_known)
+                cached.cache.put(cached, rows, None, np.zeros(len(rows), np.int64))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave the memory for chunks to the caches; nothing on the device uses it any more."""
+        kept, self._kept, self._unkept = [*self._kept, *self._unkept], [], []
+        for one in kept:
+            one.cache.let_go(one.slab)
 
     def _fill(self, commands: CommandList, group: _Group, missing: Integers) -> None:
         """Record the fill of the elements of missing rows."""
@@ -384,6 +506,7 @@ class Submission:
             if found:
                 left.setdefault(id(group), []).append(np.array(list(found), np.int64))
         self._parts = []
+        self._put_entries(left)
         if left and self.buffer.has_end:
             self._fetch_direct()
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
@@ -417,6 +540,7 @@ class Submission:
         self._parts = []
         if self.buffer.nbytes:
             self._device.synchronize(self._device.record(self.buffer.stream))
+        self._let_go()
 
 
 def too_large(chain: CodecChain, device: str) -> LimitError:

@@ -30,6 +30,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
+from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
@@ -126,6 +127,10 @@ class HostBackend:
 
     def choose_decoder(self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule) -> None:
         """Return None: only the host decodes into host memory."""
+
+    def chunk_cache(self, pool: DeviceCachePool) -> None:
+        """Return None: a pool for devices keeps nothing in host memory."""
+        del pool
 
     def part_nbytes(self) -> None:
         """Return None: small parts of a read stay in the processor's cache."""

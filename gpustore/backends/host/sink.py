@@ -148,13 +148,22 @@ class HostPart:
     ) -> None:
         """Nothing is under way."""
 
-    def scatter(self, rows: PlanWindow, values: Sequence[Buffer | None]) -> None:
+    def scatter(
+        self, rows: PlanWindow, values: Sequence[Buffer | None], cached: None = None
+    ) -> None:
+        del cached  # No device has any.
         self._check(rows.keys, values.count(None), self._scatter(rows, values))
 
     def copy_regions(
-        self, regions: CopyWindow, first: int, rows: PlanWindow, values: Sequence[Buffer | None]
+        self,
+        regions: CopyWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: None = None,
     ) -> None:
         """Decode chunks into blocks, and copy the regions of blocks whose chunks are all there."""
+        del cached  # No device has any.
         group = bisect_right(regions.first_chunk, first) - 1
         begin = 0
         while begin < len(rows):

@@ -1,0 +1,436 @@
+"""Caches of decoded chunks in the memory of a device, bounded in bytes.
+
+Each :class:`~gpustore.resources.device_cache_pool.DeviceCachePool` has one :class:`ChunkCache` a
+device, which all arrays opened with that pool share:
+
+1. A read looks its chunks up, all at once (:meth:`ChunkCache.find`). Chunks that are there are
+   copied from where they lie. Their memory is held until the read is done with it.
+2. The chunks of a submission that were not there are copied into one *slab*, one allocation, by one
+   launch. When they have been verified they get entries (:meth:`ChunkCache.put`).
+3. Where room is wanted, the least recently used slabs that nobody holds go, with all their entries.
+
+As in :mod:`gpustore.runtime.cache` an entry knows the generation it was made from and when that was
+last known to be stored. Writers drop the entries of the keys they change, and a reader that fetched
+a value before such a change cannot make an entry of it afterwards: each key has a stamp, which
+:meth:`ChunkCache.find` notes and :meth:`ChunkCache.put` compares.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.device.cell_table import MISSING, NO_ENTRY, CellTable
+from gpustore.device.protocol import Allocation, Device, Stream
+from gpustore.errors import DeviceError
+from gpustore.planning.cell_numbers import CellNumbers
+from gpustore.planning.chunk_grid import Integers
+from gpustore.runtime.cache import ArrayId
+from gpustore.runtime.executor import reset_after_fork
+
+_STAMPS: Final = 1024
+"""Number of stamps. Two keys may share one: a change of either only costs a fetch."""
+
+SLAB_ALIGNMENT: Final = 16
+"""Multiple of bytes at which chunks begin in a slab."""
+
+
+@dataclass(slots=True)
+class Slab:
+    """Memory of the chunks of one submission.
+
+    Attributes
+    ----------
+    number : int
+        Number in the cache, at least 1.
+    allocation : Allocation
+    holds : int
+        Number of users who need it to stay.
+    live : int
+        Number of entries that lie in it.
+    parts : list of (CellTable, ndarray of int64)
+        Chunks that had entries in it at some time, by table.
+    """
+
+    number: int
+    allocation: Allocation
+    holds: int = 1
+    live: int = 0
+    parts: list[tuple[CellTable, Integers]] = field(default_factory=list)
+
+
+class _Hold:
+    """Hold of some slabs, which ends with this object."""
+
+    __slots__ = ("_cache", "_numbers")
+
+    def __init__(self, cache: ChunkCache, numbers: list[int]) -> None:
+        self._cache = cache
+        self._numbers = numbers
+
+    def __del__(self) -> None:
+        self._cache._let_go(self._numbers)
+
+
+@dataclass(slots=True)
+class CachedChunks:
+    """Chunks of some rows of a read, as a cache knew them when they were looked up.
+
+    The memory of those that are there is held as long as this object exists, or one that was taken
+    from it.
+
+    Attributes
+    ----------
+    cache : ChunkCache
+    slab : ndarray of int64, shape (n,)
+        Slab of each chunk; MISSING if it is known not to be stored, NO_ENTRY if nothing is known.
+    address : ndarray of int64, shape (n,)
+        Device address of each chunk in a slab.
+    generation : ndarray of object, shape (n,)
+        Generation of each value as its entry has it, None without an entry. The reader sets that of
+        what it fetches.
+    """
+
+    cache: ChunkCache
+    slab: Integers
+    address: Integers
+    generation: NDArray[np.object_]
+    _table: CellTable
+    _numbers: Integers
+    _stamped: Integers
+    _stamps: Integers
+    _read_at: float
+    _hold: _Hold | None = None
+
+    def __len__(self) -> int:
+        return len(self.slab)
+
+    @property
+    def is_known(self) -> NDArray[np.bool_]:
+        """Whether each chunk has an entry."""
+        known: NDArray[np.bool_] = self.slab != NO_ENTRY
+        return known
+
+    @property
+    def is_missing(self) -> NDArray[np.bool_]:
+        """Whether each chunk is known not to be stored."""
+        missing: NDArray[np.bool_] = self.slab == MISSING
+        return missing
+
+    def reject(self, rows: Integers) -> None:
+        """Note that the entries of some rows are not the stored values any more."""
+        self.slab[rows] = NO_ENTRY
+        self.generation[rows] = None
+
+    def take(self, rows: Integers | slice) -> CachedChunks:
+        """Return some of the rows."""
+        return replace(
+            self,
+            slab=self.slab[rows],
+            address=self.address[rows],
+            generation=self.generation[rows],
+            _numbers=self._numbers[rows],
+            _stamped=self._stamped[rows],
+            _stamps=self._stamps[rows],
+        )
+
+
+class ChunkCache:
+    """Cache of at most `limit` bytes in the memory of a device. Thread-safe.
+
+    Parameters
+    ----------
+    device : Device
+    limit : int
+        Most bytes of all slabs, and of the tables in host memory.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_dropped",
+        "_last",
+        "_lock",
+        "_slabs",
+        "_slabs_nbytes",
+        "_stamps",
+        "_stream",
+        "_tables",
+        "device",
+        "limit",
+    )
+
+    def __init__(self, device: Device, limit: int) -> None:
+        self.limit = limit
+        self.device = device
+        self._last = 0
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Empty the cache: the memory of the device is the parent's."""
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._slabs: OrderedDict[int, Slab] = OrderedDict()
+        self._tables: dict[ArrayId, dict[CellNumbers, CellTable]] = {}
+        self._stamps = np.zeros(_STAMPS, np.int64)
+        # Holds that have ended: the garbage collector may end one while the lock is held.
+        self._dropped: deque[list[int]] = deque()
+        self._slabs_nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache takes now, at most `limit`."""
+        with self._lock:
+            return self._nbytes()
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        with self._lock:
+            return sum(table.count for table in self._all_tables())
+
+    # ----------------------------------------------------------------- lookups
+
+    def find(
+        self, array: ArrayId, numbering: CellNumbers, numbers: Integers, now: float, bound: float
+    ) -> tuple[CachedChunks, Integers]:
+        """Look chunks up, and hold the memory of those that are there.
+
+        Parameters
+        ----------
+        numbers : ndarray of int64, shape (n,)
+            Numbers of the chunks in `numbering`.
+        now, bound : float
+            Time of the read, and time in seconds since the epoch from which on an entry must have
+            been known to be the stored value.
+
+        Returns
+        -------
+        CachedChunks
+        ndarray of int64
+            Rows whose entries are older than `bound`.
+        """
+        stamped = (hash((array, numbering)) + numbers // numbering.per_key) % _STAMPS
+        with self._lock:
+            self._end_holds()
+            table = self._tables.setdefault(array, {}).setdefault(numbering, CellTable())
+            places, slab, address = table.find(numbers)
+            known = np.flatnonzero(slab != NO_ENTRY)
+            generation = np.empty(len(numbers), object)
+            generation[known] = table.generation(places[known])
+            old = known[table.read_at(places[known]) < bound]
+            stamps = self._stamps[stamped]
+            found = CachedChunks(
+                self, slab, address, generation, table, numbers, stamped, stamps, now
+            )
+            held = np.unique(slab[slab > MISSING]).tolist()
+            for number in held:
+                self._slabs.move_to_end(number)
+                self._slabs[number].holds += 1
+            if held:
+                found._hold = _Hold(self, held)
+        return found, old
+
+    def confirm(self, chunks: CachedChunks, rows: Integers, generations: Sequence[bytes]) -> None:
+        """Compare the generations of some rows with those that are stored now.
+
+        Entries of others are not used; those of equal ones are known to be stored at the time of
+        the read.
+        """
+        stored = np.empty(len(rows), object)
+        stored[:] = generations
+        same = (chunks.generation[rows] == stored) & (stored != b"")
+        equal = rows[same]
+        with self._lock:
+            places = chunks._table.places(chunks._numbers[equal])
+            there = places >= 0
+            chunks._table.confirm(places[there], chunks.generation[equal][there], chunks._read_at)
+        chunks.reject(rows[~same])
+
+    # ----------------------------------------------------------------- entries
+
+    def reserve(self, nbytes: int, stream: Stream) -> Slab | None:
+        """Take memory for chunks, held by the caller; None if there is no room for them.
+
+        The memory may be used behind this point of `stream`.
+        """
+        with self._lock:
+            self._end_holds()
+            if not self._make_room(nbytes):
+                return None
+            try:
+                allocation = self.device.allocate(nbytes, stream)
+            except MemoryError:
+                # Of what is kept the oldest goes; if that is not enough, the rest is worth more.
+                if not self._evict(nbytes):
+                    return None
+                try:
+                    allocation = self.device.allocate(nbytes, stream)
+                except MemoryError:
+                    return None
+            self._last += 1
+            slab = self._slabs[self._last] = Slab(self._last, allocation)
+            self._slabs_nbytes += allocation.nbytes
+            return slab
+
+    def put(
+        self, chunks: CachedChunks, rows: Integers, slab: Slab | None, address: Integers
+    ) -> int:
+        """Make entries of chunks, unless their values were changed since they were looked up.
+
+        Parameters
+        ----------
+        chunks : CachedChunks
+            Chunks with the generations of what was fetched.
+        rows : ndarray of int64
+            Rows that get entries.
+        slab : Slab or None
+            Memory where the chunks lie; None for chunks that are not stored.
+        address : ndarray of int64
+            Device address of each of them.
+
+        Returns
+        -------
+        int
+            Number of entries made.
+        """
+        with self._lock:
+            self._end_holds()
+            fresh = self._stamps[chunks._stamped[rows]] == chunks._stamps[rows]
+            rows, address = rows[fresh], address[fresh]
+            # Rows of a read with index arrays may be parts of one chunk.
+            numbers, first = np.unique(chunks._numbers[rows], return_index=True)
+            rows, address, table = rows[first], address[first], chunks._table
+            if not len(rows) or not self._make_room(table.growth(numbers)):
+                return 0
+            number = MISSING if slab is None else slab.number
+            before = table.put(numbers, number, address, chunks.generation[rows], chunks._read_at)
+            if slab is not None:
+                slab.live += len(numbers)
+                slab.parts.append((table, numbers))
+            self._removed(before)
+        return len(numbers)
+
+    def let_go(self, slab: Slab) -> None:
+        """End the hold of :meth:`reserve`; nothing on the device uses the memory any more."""
+        self._let_go([slab.number])
+
+    # ----------------------------------------------------------------- changes
+
+    def forget(self, array: ArrayId, keys: Iterable[Sequence[int]]) -> None:
+        """Drop the chunks of keys with these grid indices, which were or may have been changed."""
+        with self._lock:
+            tables = self._tables.get(array, {}).items()
+            for index in keys if tables else ():
+                for numbering, table in tables:
+                    first = numbering.of_key(index)
+                    if first is None:
+                        continue
+                    stamp = (hash((array, numbering)) + first // numbering.per_key) % _STAMPS
+                    self._stamps[stamp] += 1
+                    self._removed(table.drop(np.arange(first, first + numbering.per_key)))
+
+    def forget_range(self, store: Hashable, prefix: str) -> None:
+        """Drop all chunks of a store whose keys start with `prefix`, or may do so."""
+        with self._lock:
+            self._stamps += 1
+            for array, tables in self._tables.items():
+                begins = array.key_prefix.startswith(prefix) or prefix.startswith(array.key_prefix)
+                if array.store == store and begins:
+                    for table in tables.values():
+                        self._removed(table.drop_all())
+
+    def give_back(self) -> int:
+        """Free half of the memory that nobody holds, at least one slab; return its bytes."""
+        with self._lock:
+            self._end_holds()
+            idle = [slab.allocation.nbytes for slab in self._slabs.values() if not slab.holds]
+            return self._evict(max(1, sum(idle) // 2))
+
+    def clear(self) -> None:
+        """Drop all entries, and free the memory that nobody holds."""
+        with self._lock:
+            self._stamps += 1
+            for table in self._all_tables():
+                self._removed(table.drop_all())
+            self._end_holds()
+
+    # ----------------------------------------------------------------- with the lock
+
+    def _all_tables(self) -> list[CellTable]:
+        return [table for tables in self._tables.values() for table in tables.values()]
+
+    def _nbytes(self) -> int:
+        return self._slabs_nbytes + sum(table.nbytes for table in self._all_tables())
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Evict what is least recently used until there is room; False if there is not enough."""
+        if nbytes > self.limit:
+            return False
+        lacking = self._nbytes() + nbytes - self.limit
+        if lacking > 0:
+            self._evict(lacking)
+            for table in self._all_tables():
+                table.shrink()
+        if self._nbytes() + nbytes > self.limit:
+            for table in self._all_tables():
+                table.drop_missing()
+                table.shrink()
+        return self._nbytes() + nbytes <= self.limit
+
+    def _evict(self, nbytes: int) -> int:
+        """Free the least recently used slabs that nobody holds, `nbytes` or all there are."""
+        freed = 0
+        for number in list(self._slabs):
+            if freed >= nbytes:
+                break
+            slab = self._slabs[number]
+            if slab.holds:
+                continue
+            for table, numbers in slab.parts:
+                table.drop(numbers, number)
+            self._free(slab)
+            freed += slab.allocation.nbytes
+        return freed
+
+    def _removed(self, slabs: Integers) -> None:
+        """Note that entries in these slabs are gone; free slabs without any."""
+        numbers, counts = np.unique(slabs[slabs > MISSING], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist()):
+            slab = self._slabs[number]
+            slab.live -= count
+            if not slab.live and not slab.holds:
+                self._free(slab)
+
+    def _let_go(self, numbers: list[int]) -> None:
+        self._dropped.append(numbers)
+        # Whoever has the lock now does it, or the next one.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_holds()
+            finally:
+                self._lock.release()
+
+    def _end_holds(self) -> None:
+        while self._dropped:
+            for number in self._dropped.popleft():
+                slab = self._slabs.get(number)
+                if slab is None:
+                    continue  # Of the parent process.
+                slab.holds -= 1
+                if not slab.holds and not slab.live:
+                    self._free(slab)
+
+    def _free(self, slab: Slab) -> None:
+        del self._slabs[slab.number]
+        self._slabs_nbytes -= slab.allocation.nbytes
+        if self._stream is None:
+            self._stream = self.device.stream()
+        with suppress(DeviceError):  # Of a lost device, whose memory is lost too.
+            self.device.free(slab.allocation, self._stream)

@@ -1,0 +1,59 @@
+"""Caches of one device, one for each pool; see :mod:`gpustore.backends.device.chunk_cache`."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+
+from gpustore.backends.device.chunk_cache import ChunkCache
+from gpustore.device.protocol import Device
+from gpustore.resources.device_cache_pool import DeviceCachePool
+
+
+class ChunkCaches:
+    """Caches of a device by pool; a cache goes with its pool. Thread-safe.
+
+    Parameters
+    ----------
+    device : Device
+    """
+
+    __slots__ = ("_caches", "_device", "_lock", "_orphans")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._caches: weakref.WeakSet[ChunkCache] = weakref.WeakSet()
+        # Pools are collected in any thread at any time: the memory is freed by the next call.
+        self._orphans: deque[ChunkCache] = deque()
+
+    def of(self, pool: DeviceCachePool) -> ChunkCache | None:
+        """Return the cache of a pool, made at its first use; None if its limit is 0."""
+        self.free_orphans()
+        if not pool.total_bytes_limit:
+            return None
+        with self._lock:
+            cache = pool.caches.get(self._device.name)
+            if not isinstance(cache, ChunkCache) or cache.device is not self._device:
+                cache = ChunkCache(self._device, pool.total_bytes_limit)
+                pool.caches[self._device.name] = cache
+                self._caches.add(cache)
+                weakref.finalize(pool, self._orphans.append, cache).atexit = False
+        return cache
+
+    def free_orphans(self) -> None:
+        """Free the memory of caches whose pools are gone."""
+        while self._orphans:
+            self._orphans.popleft().clear()
+
+    def give_back(self) -> int:
+        """Free some memory that nobody uses; return its bytes, 0 if there is none left."""
+        self.free_orphans()
+        return sum(cache.give_back() for cache in list(self._caches))
+
+    def clear(self) -> None:
+        """Drop all chunks that nobody uses."""
+        self.free_orphans()
+        for cache in list(self._caches):
+            cache.clear()

@@ -1,0 +1,414 @@
+"""Reads of arrays whose chunks stay in the memory of an emulated device."""
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpustore
+from tests.emulator import host_build
+from tests.matrix import each
+from tests.on_device import emulated, on_host
+from tests.pipelines.test_cached import CHAINS, OTHERS, OWN, check_steps, steps
+
+pytestmark = pytest.mark.skipif(host_build.COMPILER is None, reason="no C++ compiler")
+
+METADATA = {
+    "data_type": "int16",
+    "shape": [9, 10],
+    "fill_value": 7,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
+}
+
+
+def opened(path, device, chain="gzip", *, limit=10**6, stored=6, **options):
+    """An array in files, without a cache on the host, and with one on a device."""
+    url = f"file://{path}/a|zarr3:"
+    host = gpustore.open(
+        {**gpustore.Spec(url).to_json(), "metadata": {**METADATA, "codecs": CHAINS[chain]}},
+        create=True,
+        device="cpu",
+    ).result()
+    host[:stored] = np.arange(stored * 10, dtype=np.int16).reshape(stored, 10)
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit}})
+    options = {"recheck_cached_data": False, **options}
+    spec = {**gpustore.Spec(url).to_json(), **options}
+    return host, gpustore.open(spec, context=context, device=device.name).result()
+
+
+def cache_of(store):
+    return next(iter(store._driver.resources["device_cache_pool"].value.caches.values()))
+
+
+def counted(device, store):
+    """Elements of a read, and what it counted."""
+    future = store.read()
+    return on_host(device, future.result()), future.statistics.snapshot()
+
+
+@each("chain", CHAINS)
+def test_second_epoch_asks_for_nothing_and_copies_tables_only(tmp_path, chain):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, chain)
+        expected = host.read().result()
+        found, first = counted(device, there)
+        assert np.array_equal(found, expected)
+        chunks, missing = (20, 8) if chain == "shards" else (6, 2)
+        assert first["device_cache_misses"] == chunks
+        nbytes = there._driver.array.chain.layout.nbytes
+        assert first["device_cache_bytes"] == (chunks - missing) * nbytes
+        found, second = counted(device, there)
+        assert np.array_equal(found, expected)
+        assert second["device_cache_hits"] == chunks
+        assert second["chunks_missing"] == missing
+        assert second["copies"] == 1
+        assert not second.keys() & {
+            "key_reads",
+            "bytes_fetched",
+            "bytes_decoded",
+            "bytes_to_host",
+            "chunks_decoded_device",
+            "device_cache_misses",
+            "device_cache_bytes",
+        }
+        there._driver.array.backend.release()
+        assert len(cache_of(there)) == 0
+
+
+def pair(device, limit, chain, **options):
+    """The same array in memory twice: on the device with a cache, and on the host without."""
+    values = gpustore.Context()
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit}}, values)
+    values["memory_key_value_store"]
+    spec = {**gpustore.Spec("memory://a|zarr3:").to_json(), **options}
+    metadata = {**METADATA, "codecs": CHAINS[chain]}
+    keywords = {"create": True, "delete_existing": True, "device": "cpu"}
+    plain = gpustore.open({**spec, "metadata": metadata}, context=values, **keywords).result()
+    return gpustore.open(spec, context=context, device=device.name).result(), plain
+
+
+class OnHost:
+    """A store on a device whose reads give arrays of the host."""
+
+    def __init__(self, device, store):
+        self.device = device
+        self.store = store
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def __getitem__(self, index):
+        return OnHost(self.device, self.store[index])
+
+    @property
+    def oindex(self):
+        return OnHost(self.device, self.store.oindex)
+
+    def read(self, **options):
+        return _Read(self.device, self.store.read(**options))
+
+    def read_many(self, *arguments):
+        return _Read(self.device, self.store.read_many(*arguments))
+
+    def resolve(self):
+        return _Resolved(self.device, self.store.resolve())
+
+
+class _Read:
+    def __init__(self, device, future):
+        self.device = device
+        self.future = future
+
+    def result(self):
+        return on_host(self.device, self.future.result())
+
+
+class _Resolved(_Read):
+    def result(self):
+        return OnHost(self.device, self.future.result())
+
+
+LIMITS = {"less than a chunk": 4000, "some chunks": 4300, "all": 10**6}
+
+
+@pytest.mark.matrix
+@given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
+def test_reads_are_those_without_a_cache(steps, limit, chain):
+    with emulated() as device:
+        there, plain = pair(device, LIMITS[limit], chain)
+        plain.write(np.arange(90, dtype=np.int16).reshape(9, 10)).result()
+        check_steps(OnHost(device, there), plain, steps)
+        del there
+
+
+@pytest.mark.matrix
+@given(steps(OWN), st.sampled_from(["some chunks", "all"]), st.sampled_from(list(CHAINS)))
+def test_own_changes_are_seen_without_rechecks(steps, limit, chain):
+    """Nobody else writes: a cache that is never compared with what is stored is right, too."""
+    with emulated() as device:
+        there, plain = pair(device, LIMITS[limit], chain, recheck_cached_data=False)
+        check_steps(OnHost(device, there), plain, steps)
+        del there
+
+
+@each("chain", ["gzip", "shards"])
+def test_changes_elsewhere_are_seen_by_generation(tmp_path, chain):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, chain, recheck_cached_data=True)
+        counted(device, there)
+        found, counts = counted(device, there)
+        chunks, keys = (20, 6) if chain == "shards" else (6, 6)
+        assert counts["device_cache_hits"] == chunks
+        assert counts["key_reads"] == keys
+        assert "bytes_fetched" not in counts
+        host[0, 0] = -1
+        found, counts = counted(device, there)
+        assert np.array_equal(found, host.read().result())
+        assert counts["device_cache_misses"] == (4 if chain == "shards" else 1)
+        del there
+
+
+def test_writers_drop_what_they_change(tmp_path):
+    """Also those of a store in host memory, if they have the pool."""
+    with emulated() as device:
+        host, _ = opened(tmp_path, device)
+        context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**6}})
+        there, writer = (
+            gpustore.open(
+                host.url, context=context, device=name, recheck_cached_data=False
+            ).result()
+            for name in (device.name, "cpu")
+        )
+        for value, store in enumerate((there, writer)):
+            counted(device, there)
+            store[:4] = value
+            found, counts = counted(device, there)
+            assert (found[:4] == value).all()
+            assert counts["device_cache_misses"] == 2
+        gpustore.open(
+            {"driver": "zarr3", "kvstore": host.kvstore.url, "metadata": METADATA},
+            context=context,
+            create=True,
+            delete_existing=True,
+            device="cpu",
+        ).result()
+        assert len(cache_of(there)) == 0
+        del there, store
+
+
+@each("chain", CHAINS)
+def test_preload_brings_all_chunks_and_places_none(tmp_path, chain):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, chain)
+        future = there[:5].preload()
+        assert future.result() is None
+        chunks = 12 if chain == "shards" else 4
+        counts = future.statistics.snapshot()
+        assert counts["chunks_planned"] == counts["device_cache_misses"] == chunks
+        assert len(cache_of(there)) == chunks
+        assert there.preload().result() is None
+        assert len(cache_of(there)) == (20 if chain == "shards" else 6)
+        found, counts = counted(device, there)
+        assert np.array_equal(found, host.read().result())
+        assert "device_cache_misses" not in counts
+        again = there.preload()
+        assert again.result() is None
+        assert not again.statistics.snapshot().keys() & {"copies", "launches", "key_reads"}
+        del there
+
+
+def test_preload_of_a_cast_loads_its_base(tmp_path):
+    with emulated() as device:
+        _, there = opened(tmp_path, device)
+        gpustore.cast(there, "float32").preload().result()
+        assert len(cache_of(there)) == 6
+        del there
+
+
+def test_preload_needs_a_pool_and_a_device(tmp_path):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, limit=4000)
+        for store in (host, there, gpustore.open(host.url, device=device.name).result()):
+            with pytest.raises(gpustore.UnsupportedError, match="preload needs a store"):
+                store.preload()
+        assert np.array_equal(counted(device, there)[0], host.read().result())
+        del there, store
+    with pytest.raises(gpustore.UnsupportedError, match='not supported by the "array" driver'):
+        gpustore.array(np.arange(3)).preload()
+
+
+def test_crops_and_batches_use_what_is_there(tmp_path):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, "shards")
+        starts = np.random.default_rng(0).integers(0, 6, (20, 2))
+        for shape in ((3, 4), (1, 2)):
+            for misses in (True, False):
+                future = there.read_many(starts, shape)
+                expected = host.read_many(starts, shape).result()
+                assert np.array_equal(on_host(device, future.result()), expected)
+                counts = future.statistics
+                assert counts["device_cache_hits"] + counts["device_cache_misses"] > 0
+                assert (counts["device_cache_misses"] > 0) == misses
+            there._driver.array.backend.release()
+        with gpustore.Batch() as batch:
+            futures = [there[i : i + 3].read(batch=batch) for i in range(6)]
+        for i, future in enumerate(futures):
+            assert np.array_equal(on_host(device, future.result()), host[i : i + 3].read().result())
+        del there, futures, future
+
+
+def test_a_device_short_of_memory_gets_the_chunks_back(tmp_path):
+    with emulated() as device:
+        host, there = opened(tmp_path, device)
+        counted(device, there)
+        assert len(cache_of(there)) == 6
+        there._driver.array.backend.buffers.free()
+        first = device.counts["allocations"]
+        device.faults.allocations = {first + i for i in range(2)}
+        found, _ = counted(device, there)
+        assert np.array_equal(found, host.read().result())
+        assert device.counts["allocations"] > first + 2
+        for number in range(12):
+            first = device.counts["allocations"]
+            device.faults.allocations = {first + number, first + number + 1}
+            found, _ = counted(device, there)
+            assert np.array_equal(found, host.read().result())
+            there._driver.array.backend.release()
+        del there
+
+
+def test_a_device_full_of_chunks_has_room_for_reads(tmp_path):
+    """The cache may take more than there is; it gives back before a read fails."""
+    url = f"file://{tmp_path}/b|zarr3:"
+    with emulated(total_nbytes=24 << 20) as device:
+        context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 1 << 30}})
+        host = gpustore.open(
+            url,
+            create=True,
+            device="cpu",
+            dtype="uint8",
+            shape=[20, 1 << 20],
+            chunk_layout=gpustore.ChunkLayout(chunk_shape=[1, 1 << 20]),
+        ).result()
+        elements = np.random.default_rng(0).integers(0, 3, (20, 1 << 20), np.uint8)
+        host[...] = elements
+        there = gpustore.open(
+            url, context=context, device=device.name, recheck_cached_data=False
+        ).result()
+        for row in range(20):
+            assert np.array_equal(on_host(device, there[row].read().result()), elements[row])
+        cache = cache_of(there)
+        assert 4 << 20 < cache.nbytes < 24 << 20
+        found = there[:10].read().result()
+        assert np.array_equal(on_host(device, found), elements[:10])
+        del there, found, cache
+
+
+def test_damaged_chunks_are_no_entries(tmp_path):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, "gzip", stored=9)
+        path = tmp_path / "a/c/1/1"
+        good = path.read_bytes()
+        for bad in (good[:-1], good[:30] + b"x" + good[31:], b""):
+            path.write_bytes(bad)
+            with pytest.raises(gpustore.CorruptChunkError, match="c/1/1"):
+                there.read().result()
+            path.write_bytes(good)
+            assert np.array_equal(counted(device, there)[0], host.read().result())
+            there._driver.array.backend.release()
+        # What the device has decoded wrongly the host decodes, and it stays all the same.
+        device.faults.statuses = {(device.counts["decompress"], 1): 12}
+        found, counts = counted(device, there)
+        assert counts["retries"] == counts["host_fallbacks"] == 1
+        assert np.array_equal(found, host.read().result())
+        found, counts = counted(device, there)
+        assert counts["device_cache_hits"] == 6
+        assert np.array_equal(found, host.read().result())
+        del there
+
+
+def test_fields_of_records_share_their_chunks():
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**6}})
+    metadata = {
+        "dtype": [["x", "<i2"], ["y", ">f4", [2]]],
+        "shape": [5, 3],
+        "chunks": [2, 2],
+        "compressor": {"id": "zlib", "level": 1},
+        "fill_value": None,
+    }
+    spec = {"driver": "zarr", "kvstore": "memory://r", "metadata": metadata}
+    with emulated() as device:
+        plain = gpustore.open(
+            {**spec, "field": "x"}, context=context, create=True, device="cpu"
+        ).result()
+        plain[:4] = np.arange(12, dtype=np.int16).reshape(4, 3)
+        for field, hits in (("x", 0), ("y", 6)):
+            host, there = (
+                gpustore.open(
+                    {**spec, "field": field},
+                    context=context,
+                    device=name,
+                    recheck_cached_data=False,
+                ).result()
+                for name in ("cpu", device.name)
+            )
+            found, counts = counted(device, there)
+            assert np.array_equal(found, host.read().result())
+            assert counts.get("device_cache_hits", 0) == hits
+        del there
+
+
+def test_memory_goes_with_the_pool(tmp_path):
+    with emulated() as device:
+        _, there = opened(tmp_path, device)
+        backend = there._driver.array.backend
+        there.preload().result()
+        backend.buffers.free()
+        assert device._memory.live()
+        del there
+        gc.collect()
+        backend.caches.free_orphans()
+        assert not device._memory.live()
+
+
+def test_a_cache_on_the_host_is_below_that_of_the_device(tmp_path):
+    with emulated() as device:
+        host, _ = opened(tmp_path, device)
+        limit = {"total_bytes_limit": 10**6}
+        context = gpustore.Context({"device_cache_pool": limit, "cache_pool": limit})
+        there = gpustore.open(
+            host.url, context=context, device=device.name, recheck_cached_data=False
+        ).result()
+        expected = host.read().result()
+        for hits, fetches in ((0, True), (6, False)):
+            found, counts = counted(device, there)
+            assert np.array_equal(found, expected)
+            assert counts.get("cache_hits", 0) == hits
+            assert ("bytes_fetched" in counts) == fetches
+            there._driver.array.backend.release()
+        del there
+
+
+def test_chunks_that_must_be_stored_are_missed(tmp_path):
+    with emulated() as device:
+        _, there = opened(tmp_path, device, fill_missing_data_reads=False)
+        for _ in range(2):
+            with pytest.raises(gpustore.NotFoundError, match=r"chunk \{2, 0\}"):
+                there.read().result()
+            there[:8].read().result()
+        del there
+
+
+def test_explain_says_what_stays(tmp_path):
+    with emulated() as device:
+        _, there = opened(tmp_path, device)
+        for _ in range(2):
+            explanation = there.explain()
+            assert explanation.refined_by == ("device cache",)
+            assert "none of what stays on the device" in str(explanation)
+            counts = there.read().statistics
+            for name, (least, most) in explanation.counts.items():
+                assert least <= counts[name] <= most or most is None, name
+        del there, counts
