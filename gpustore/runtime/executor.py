@@ -273,7 +273,6 @@ class _Group(Generic[T]):
         "_owner",
         "_tasks",
         "_then",
-        "_token",
         "_word",
         "future",
     )
@@ -298,7 +297,6 @@ class _Group(Generic[T]):
         self._left = len(tasks)
         self._error: BaseException | None = None
         self._word = numbers("b", b"\0")
-        self._token = CancelToken(self._cancelled, self._word)
         self.future.add_done_callback(partial(_tell, self._word))
 
     def __call__(self) -> None:
@@ -337,7 +335,8 @@ class _Group(Generic[T]):
         """Call a task; return what stops a thread that helps, for instance Ctrl-C."""
         assert tasks is not None
         error: BaseException | None = None
-        outer, RUNNING.token = RUNNING.token, self._token
+        # Made anew: a token that the group kept would make a cycle with it, and keep the result.
+        outer, RUNNING.token = RUNNING.token, CancelToken(self._cancelled, self._word)
         operation, CURRENT.operation = CURRENT.operation, self.future._statistics
         try:
             tasks[index]()

@@ -426,6 +426,21 @@ def test_run_all_lets_go_of_its_tasks(how, helped):
         gc.enable()
 
 
+@pytest.mark.parametrize("helped", [False, True])
+def test_run_all_lets_go_of_its_result(helped):
+    executor = Executor(1)
+    gc.disable()
+    try:
+        future = executor.run_all([CancelToken.current], Thing, helped=helped)
+        watch = weakref.ref(future.result())
+        assert watch() is not None
+        del future
+        _after(executor)
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
 # ------------------------------------------------------- fork
 
 
