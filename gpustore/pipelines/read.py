@@ -10,9 +10,10 @@
 5. Decode and scatter (:mod:`gpustore.backends.base`). A missing chunk is the fill value.
 6. When the last task is done the Future resolves with the array.
 
-A small local read skips the pool: it runs in the thread that asks for the result, because a
-handover to the pool and back costs 35 to 64 us. If a thread begins several reads before it asks for
-a result, all but the first go to the pool, so that they run at the same time, unless they are tiny.
+Reads that the native core plans wait in a queue (:mod:`gpustore.pipelines.strided_reads`). Of the
+others, a small local one skips the pool: it runs in the thread that asks for the result, because a
+handover to the pool and back costs 35 to 64 us. If a thread begins several before it asks for a
+result, all but the first go to the pool, so that they run at the same time, unless they are tiny.
 A thread that waits for a larger read by the native core does the tasks that no worker has begun.
 """
 

@@ -266,11 +266,19 @@ def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
 
 
 def _begin(array: ChunkedArray, reads: Sequence[Asked]) -> None:
-    """Begin reads that were taken, together if that is faster."""
-    if len(reads) > 1 and _begin_together(array, reads):
-        return
-    for one, future in reads:
-        one.alone(future)
+    """Begin reads that were taken, together if that is faster; their Futures get any error."""
+    try:
+        if len(reads) > 1 and _begin_together(array, reads):
+            return
+        for one, future in reads:
+            one.alone(future)
+    except Exception as error:
+        for _, future in reads:
+            future._finish(None, error)
+    except BaseException:  # Ctrl-C: nobody else would finish them.
+        for _, future in reads:
+            future.cancel()
+        raise
 
 
 def _take(array: ChunkedArray) -> list[Asked]:
@@ -297,7 +305,11 @@ def _call_worker(array: ChunkedArray) -> None:
     waiting = array.waiting
     if waiting.called != epoch():
         waiting.called = epoch()
-        array.executor.execute(partial(_gather, array))
+        try:
+            array.executor.execute(partial(_gather, array))
+        except RuntimeError:  # No thread can be started.
+            waiting.called = None
+            raise
 
 
 def _gather(array: ChunkedArray) -> None:
@@ -310,9 +322,4 @@ def _gather(array: ChunkedArray) -> None:
         if len(waiting.reads) == count:
             break
     waiting.called = None
-    reads = _take(array)
-    try:
-        _begin(array, reads)
-    except Exception as error:
-        for _, future in reads:
-            future._finish(None, error)
+    _begin(array, _take(array))

@@ -283,6 +283,22 @@ def test_if_all_are_cancelled_the_pass_ends(array, monkeypatch):
     assert np.array_equal(array[1:].read().result(), MODEL[1:])
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_before_the_pass_begins_is_that_of_all(error, array, monkeypatch):
+    def fail(request):
+        raise error
+
+    with busy(array):
+        futures = [array[i, :3].read() for i in range(3)]
+        monkeypatch.setattr(Request, "plan", fail)
+        with pytest.raises(error):
+            futures[0].result()
+    expected = MemoryError if error is MemoryError else CancelledError
+    for future in futures[1:]:
+        with pytest.raises(expected):
+            future.result()
+
+
 def test_a_read_into_an_array_of_the_caller_waits_with_others(array):
     out = np.zeros((3, 3), "u2")
     with busy(array):
