@@ -7,7 +7,8 @@ the two lowest levels 5 times as fast; it has no counterpart of the higher ones.
 The native core calls libdeflate instead, which takes three quarters of isal's time and decodes one
 whole stream only. isal also decodes several members, and reports damage.
 
-On a device nvcomp decodes the streams. It compares no checksum, so a kernel computes that of the
+On a device nvcomp decodes and encodes the streams; kernels compute the checksums that end what is
+encoded. When it decodes it compares no checksum, so a kernel computes that of the
 decoded bytes; gzip's length is compared before. nvcomp does not report the end of a stream either:
 bytes behind it are detected unless they end with that same checksum (and length).
 """
@@ -30,9 +31,18 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_pieces import (
+    HIGHEST_LEVELS,
+    EncodedValues,
+    Framed,
+    big_endian,
+    little_endian,
+)
 from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs._deflate_columns import (
+    GZIP_HEADER,
     ZLIB_CHECKSUM_NBYTES,
+    ZLIB_HEADER,
     ZLIB_HEADER_NBYTES,
     adler32s,
     crc32s,
@@ -40,7 +50,8 @@ from gpustore.codecs._deflate_columns import (
     read_zlib,
 )
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Device
+from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import JsonValue
@@ -175,6 +186,27 @@ class Deflate(BytesCodec):
             decompress_values(commands, device, "deflate", src, nbytes)
             name = "adler32"
         commands.checksum(name, commands.values, expected)
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return why a device encodes no values: level 0, a high one, or a missing library."""
+        highest = HIGHEST_LEVELS["deflate"]
+        if not 0 < self.level <= highest:
+            return f"{self.name}: the host encodes level 0 and levels above {highest}"
+        return cannot_compress(device, "deflate", decoded_nbytes)
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues:
+        """Record the encoding of each value as one stream, and the checksums behind them."""
+        if self._wbits == _ZLIB:
+            sums = commands.digest("adler32", commands.values)
+            return Framed(commands, "deflate", ZLIB_HEADER, lambda: big_endian(sums.values))
+        crcs = commands.digest("crc32", commands.values)
+        sizes = little_endian(commands.values.nbytes.astype(np.uint32))
+        return Framed(
+            commands,
+            "deflate",
+            GZIP_HEADER,
+            lambda: np.concatenate([little_endian(crcs.values), sizes], axis=1),
+        )
 
     @property
     def _wbits(self) -> int:

@@ -16,7 +16,11 @@ from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
 ZLIB_HEADER_NBYTES: Final = 2
 ZLIB_CHECKSUM_NBYTES: Final = 4
 _ZLIB_MIN_NBYTES: Final = ZLIB_HEADER_NBYTES + 2 + ZLIB_CHECKSUM_NBYTES
-_GZIP_HEADER_NBYTES: Final = 10
+ZLIB_HEADER: Final = b"\x78\x9c"
+"""Header of a zlib stream with a window of 32 KiB, of the default level."""
+GZIP_HEADER: Final = bytes.fromhex("1f8b 08 00 00000000 00 ff")
+"""Header of a gzip member without time and name, of an unknown system."""
+_GZIP_HEADER_NBYTES: Final = len(GZIP_HEADER)
 _GZIP_MIN_NBYTES: Final = _GZIP_HEADER_NBYTES + 2 + 8
 
 _STORED, _RESERVED = 0, 3  # Kinds of blocks.

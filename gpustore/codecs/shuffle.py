@@ -35,7 +35,8 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.device.command_list import CommandList
-from gpustore.device.kernels.block import unshuffle_launches
+from gpustore.device.encoding_list import EncodingList
+from gpustore.device.kernels.block import shuffle_launches, unshuffle_launches
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, MetadataError
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -128,6 +129,21 @@ class _Shuffle(BytesCodec):
             )
         )
         commands.values, commands.encoded = dst, None
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return None: a kernel encodes on every device."""
+        del device, decoded_nbytes
+        return None
+
+    def encode_device(self, commands: EncodingList) -> None:
+        """Record the shuffle of all values."""
+        if self.element_nbytes == 1:
+            return
+        src = commands.values
+        dst = destinations(commands, src.nbytes.astype(np.int64))
+        launches = shuffle_launches(src.address, dst.address, src.nbytes, self.element_nbytes)
+        commands.launch_tables(launches)
+        commands.values = dst
 
 
 def _prepare(options: Options, itemsize: int | None) -> _Shuffle:

@@ -28,7 +28,8 @@ writing possible; without it reading is slow.
 
 The library trusts the header of a frame, so it is checked here first; see :func:`read_header`.
 
-A device decodes frames of all compressors and shuffles; see :mod:`gpustore.codecs.blosc.device`.
+A device decodes frames of all compressors and shuffles (:mod:`gpustore.codecs.blosc.device`), and
+encodes those with LZ4, zlib and Zstandard inside (:mod:`gpustore.codecs.blosc.encode`).
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ from gpustore.codec_chain.base import (
     too_long,
     too_short,
 )
+from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues
 from gpustore.codecs.blosc import snappy
 from gpustore.codecs.blosc.block import streams_of
 from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames
+from gpustore.codecs.blosc.encode import BloscFrames
 from gpustore.codecs.blosc.frame import (
     CODES,
     HEADER_NBYTES,
     BloscHeader,
+    blocksize_of,
     invalid,
     read_header,
     recode,
@@ -68,7 +72,8 @@ from gpustore.codecs.blosc.frame import (
     with_code,
 )
 from gpustore.device.command_list import CommandList
-from gpustore.device.protocol import Device
+from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import LimitError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 from gpustore.strict_json.parsing import (
@@ -98,6 +103,13 @@ _SMALL_NBYTES: Final = 32 << 10
 
 # Smaller blocks are decompressed in less time than it takes to find them.
 _PART_NBYTES: Final = 256
+
+# Highest levels that a device encodes, where those of the compressor inside are higher ones.
+_HIGHEST_CLEVELS: Final = {
+    "lz4": 9,
+    "zlib": HIGHEST_LEVELS["deflate"],
+    "zstd": (HIGHEST_LEVELS["zstd"] + 1) // 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +205,27 @@ class _Blosc(BytesCodec):
         columns = self._columns(commands)
         if columns is not None:
             decode_frames(commands, device, columns, decoded_max, exact=exact)
+
+    def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
+        """Return why a device encodes no frames: compressor, level, size or a missing library."""
+        highest = _HIGHEST_CLEVELS.get(self.cname)
+        if highest is None:
+            return f"blosc: the host encodes with {self.cname}"
+        if self.clevel > highest:
+            return f"blosc: the host encodes levels above {highest} with {self.cname}"
+        if decoded_nbytes > _MAX_NBYTES:
+            return f"blosc: a chunk of {decoded_nbytes} bytes is too long for a frame"
+        code = CODES.index(self.cname)
+        block_nbytes = blocksize_of(
+            code, self.clevel, self.typesize, decoded_nbytes, self.blocksize
+        )
+        return cannot_compress(device, DEVICE_CODECS[self.cname], block_nbytes)
+
+    def encode_device(self, commands: EncodingList) -> EncodedValues:
+        """Record the encoding of each value as one frame."""
+        return BloscFrames(
+            *(commands, self.cname, self.clevel, self.shuffle, self.typesize, self.blocksize)
+        )
 
     @staticmethod
     def _decode(

@@ -26,17 +26,29 @@ CODES: Final = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 _HEADER: Final = struct.Struct("<BBBBiii")
 _INT32: Final = struct.Struct("<i")
-_VERSION: Final = 2
-_MEMCPYED: Final = 0x02
+VERSION: Final = 2
+MEMCPYED: Final = 0x02
+BYTE_SHUFFLE: Final = 0x01
+BIT_SHUFFLE: Final = 0x04
 # Byte and bit shuffle at once marks an extended header of Blosc 2; 0x08 is reserved.
-_SHUFFLES: Final = 0x05
+_SHUFFLES: Final = BYTE_SHUFFLE | BIT_SHUFFLE
 _RESERVED: Final = 0x08
-_NOT_SPLIT: Final = 0x10
+NOT_SPLIT: Final = 0x10
 MAX_SPLITS: Final = 16
 MIN_STREAM_NBYTES: Final = 128
 _MAX_CBYTES: Final = 2**31 - 1
 
+_MIN_BLOCKSIZE: Final = 128
+_MAX_BLOCKSIZE: Final = (2**31 - 1 - 4 * 255) // 3
+_MAX_CLEVEL: Final = 9
+_L1_NBYTES: Final = 32 << 10
+_BLOCK_QUARTERS: Final = (1, 2, 4, 8, 16, 16, 32, 32, 32, 32)
+# Of blocks that are split: most bytes of a stream before the limits of the whole, and these.
+_MAX_SPLIT, _LEAST_SPLIT, _MOST_SPLIT = 256 << 10, 64 << 10, 1 << 20
+
 HEADER_NBYTES: Final = _HEADER.size
+MIN_NBYTES: Final = 128
+"""Fewer bytes are stored without compression and shuffle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ class BloscHeader:
     @property
     def is_stored(self) -> bool:
         """Whether the bytes follow the header without compression and shuffle."""
-        return bool(self.flags & _MEMCPYED)
+        return bool(self.flags & MEMCPYED)
 
 
 def read_header(encoded: Buffer) -> BloscHeader:
@@ -77,8 +89,8 @@ def read_header(encoded: Buffer) -> BloscHeader:
         raise invalid(f"{found} bytes, expected a header of {_HEADER.size}")
     version, _, flags, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(encoded)
     header = BloscHeader(flags, typesize, nbytes, blocksize, cbytes)
-    if version != _VERSION:
-        raise invalid(f"format version {version}, expected {_VERSION}")
+    if version != VERSION:
+        raise invalid(f"format version {version}, expected {VERSION}")
     if flags & _RESERVED or flags & _SHUFFLES == _SHUFFLES or flags >> 5 >= len(CODES):
         raise invalid(f"flags 0x{flags:02x}")
     if cbytes != found:
@@ -95,6 +107,43 @@ def read_header(encoded: Buffer) -> BloscHeader:
     elif -(-nbytes // blocksize) > (cbytes - _HEADER.size) // 4:
         raise invalid(f"blocks of {blocksize} bytes leave no room for {nbytes} bytes")
     return header
+
+
+def blocksize_of(code: int, clevel: int, typesize: int, nbytes: int, wanted: int) -> int:
+    """Return the size of the blocks into which Blosc divides `nbytes` bytes.
+
+    Parameters
+    ----------
+    code : int
+        Position of the compressor in :data:`CODES`.
+    clevel : int
+        Level, 0 to 9.
+    typesize, nbytes : int
+        Bytes of an element and of the chunk.
+    wanted : int
+        Size that the codec asks for; 0 for none.
+
+    Source: ``compute_blocksize`` in ``blosc.c``; levels of ``lz4hc`` are not considered.
+    """
+    if nbytes < typesize:
+        return 1
+    size = nbytes
+    if wanted:
+        size = min(max(wanted, _MIN_BLOCKSIZE), _MAX_BLOCKSIZE)
+    elif nbytes >= _L1_NBYTES:
+        is_high_ratio = CODES[code] in ("zlib", "zstd")
+        size = _L1_NBYTES * _BLOCK_QUARTERS[clevel] // 4 << is_high_ratio
+        size <<= is_high_ratio and clevel == _MAX_CLEVEL
+    if clevel and is_split(code, typesize, size):
+        size = min(max(min(size, _MAX_SPLIT) * typesize, _LEAST_SPLIT), _MOST_SPLIT)
+    size = min(size, nbytes)
+    return size // typesize * typesize if size > typesize else size
+
+
+def is_split(code: int, typesize: int, blocksize: int) -> bool:
+    """Return whether Blosc cuts a block into one stream for each byte of an element."""
+    is_long = blocksize // typesize >= MIN_STREAM_NBYTES
+    return CODES[code] != "zstd" and typesize <= MAX_SPLITS and is_long
 
 
 def invalid(reason: str) -> CorruptChunkError:
@@ -152,7 +201,7 @@ def recode(
     _HEADER.pack_into(
         recoded,
         0,
-        *(_VERSION, 1, flags, header.typesize),
+        *(VERSION, 1, flags, header.typesize),
         *(header.nbytes, header.blocksize, len(recoded)),
     )
     return recoded
@@ -202,7 +251,7 @@ def take_blocks(
     _HEADER.pack_into(
         taken,
         0,
-        *(_VERSION, 1, header.flags, header.typesize),
+        *(VERSION, 1, header.flags, header.typesize),
         *(nbytes, header.blocksize, len(taken)),
     )
     return taken, begin
@@ -227,6 +276,6 @@ def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tup
 def _splits(header: BloscHeader, nbytes: int) -> int:
     """Return the number of streams of a block of `nbytes` bytes."""
     typesize = header.typesize
-    if header.flags & _NOT_SPLIT or typesize > MAX_SPLITS or nbytes != header.blocksize:
+    if header.flags & NOT_SPLIT or typesize > MAX_SPLITS or nbytes != header.blocksize:
         return 1
     return typesize if nbytes // typesize >= MIN_STREAM_NBYTES else 1

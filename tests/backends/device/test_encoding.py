@@ -15,6 +15,11 @@ CODECS = {
     "raw": None,
     "zstd": {"id": "zstd", "level": 1},
     "lz4": {"id": "lz4", "acceleration": 1},
+    "zlib": {"id": "zlib", "level": 1},
+    "gzip": {"id": "gzip", "level": 6},
+    "blosc lz4": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+    "blosc zlib": {"id": "blosc", "cname": "zlib", "clevel": 6, "shuffle": 2, "blocksize": 0},
+    "blosc zstd": {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 0, "blocksize": 256},
 }
 
 
