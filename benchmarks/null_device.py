@@ -18,7 +18,7 @@ import numpy as np
 from gpustore.backends.device.foreign import ForeignArray, foreign_array
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.device.kernels import instance
-from gpustore.device.protocol import MemoryInfo
+from gpustore.device.protocol import DecoderState, MemoryInfo
 from gpustore.errors import UnsupportedError
 from tests.emulator import codecs
 
@@ -187,6 +187,9 @@ class NullDevice:
 
     def codec(self, name):
         return codecs.CODECS.get(name)
+
+    def decoders(self):
+        return DecoderState("null library", tuple(codecs.CODECS), {}, None)
 
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
         self._count("decompress_temp_nbytes")

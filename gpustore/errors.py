@@ -284,3 +284,11 @@ class ForkError(DeviceError):
     """CUDA or a bucket was used before this process was forked and cannot be used in it."""
 
     kind = "fork"
+
+
+class DeviceWarning(UserWarning):
+    """A library of a GPU is missing or failed its self-test, and reads are slower for that.
+
+    Raised once for each device of a process, by the first read that could use the library. The text
+    says what to install.
+    """

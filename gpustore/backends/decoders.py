@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST
+from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST, NO_NVCOMP
 from gpustore.codec_chain.base import BytesCodec
-from gpustore.device.protocol import Decoders, DeviceCodec
+from gpustore.device.protocol import Decoders, DecoderState, DeviceCodec
 
 _ALIGNMENT = 16
 """Alignment in bytes for all codecs of nvcomp; a GPU asks the library instead."""
@@ -28,6 +28,12 @@ class GpuDecoders:
     """
 
     has_nvcomp: bool
+
+    def decoders(self) -> DecoderState:
+        """Return the state of nvcomp where all its codecs work, or where it is absent."""
+        if self.has_nvcomp:
+            return DecoderState("nvcomp", tuple(FORMATS), {}, None)
+        return DecoderState(None, (), dict.fromkeys(FORMATS, NO_NVCOMP), NO_NVCOMP)
 
     def codec(self, name: str) -> DeviceCodec | None:
         """Return the properties of nvcomp's codec `name`; None if nvcomp lacks it or is absent."""

@@ -77,7 +77,8 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         their length.
         ``cast_from`` is there if elements are cast: all but ``dtype`` and ``fill_value`` is about
         what is stored then.
-        ``decoding`` says who decodes chunks here; ``gpu`` who would on a GPU with nvcomp, why the
+        ``decoding`` says who decodes chunks here, with which library of a device, and what is
+        missing or fails there; ``gpu`` who would on a GPU with nvcomp, why the
         host if so, and what is missing for one here (None if the array is on a GPU).
         ``native_core`` is that of :func:`gpustore.native_core`.
     """
@@ -137,7 +138,12 @@ def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
     first = store[tuple(slice(n, n) for n in store.domain.origin)].explain().to_json()
     gpu = {"codecs": first["gpu"], "reason": first["gpu_reason"], "missing": first["gpu_missing"]}
     return {
-        "decoding": {"codecs": first["codecs"], "reason": first["host_reason"]},
+        "decoding": {
+            "codecs": first["codecs"],
+            "reason": first["host_reason"],
+            "library": first["library"],
+            "shortcoming": first["shortcoming"],
+        },
         "gpu": gpu if store.device == "cpu" else None,
     }
 
@@ -257,7 +263,10 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
         ("native core", _native_core(facts["native_core"])),
     ]
     if facts["gpu"] is None:
-        pairs.append(("decoded by", _decoders(facts["decoding"])))
+        decoding = facts["decoding"]
+        pairs.append(("decoded by", _decoders(decoding)))
+        details = ("library", decoding["library"]), ("missing", decoding["shortcoming"])
+        pairs += [(name, text) for name, text in details if text is not None]
     else:
         pairs += [("no GPU here", reason) for reason in facts["gpu"]["missing"]]
         pairs.append(("on a GPU", f"decoded by {_decoders(facts['gpu'])}"))

@@ -57,6 +57,9 @@ TABLE: Final = {
 }
 
 
+_COUNTER: Final = "few_stream_reads"
+
+
 class Choice(NamedTuple):
     """Side that decodes a read.
 
@@ -66,10 +69,13 @@ class Choice(NamedTuple):
         Whether the host decodes although the device could.
     reason : str
         Figures and thresholds of the choice, a part of a sentence.
+    counter : str or None
+        Name of the counter of reads that the host decodes for such a reason.
     """
 
     by_host: bool
     reason: str
+    counter: str | None = None
 
 
 def choose(streams: Sequence[Streams], multiprocessors: int, rule: DecodeRule) -> Choice:
@@ -86,14 +92,14 @@ def choose(streams: Sequence[Streams], multiprocessors: int, rule: DecodeRule) -
 
     Examples
     --------
-    >>> choose([Streams("zstd", 12, 4 << 20)], 132, DecodeRule())
-    Choice(by_host=True, reason='zstd: 12 streams of up to 4194304 bytes, fewer than 66 of more \
-than 1048576 bytes')
+    >>> choose([Streams("zstd", 12, 4 << 20)], 132, DecodeRule()).reason
+    'zstd: 12 streams of up to 4194304 bytes, fewer than 66 of more than 1048576 bytes'
     >>> choose([Streams("zstd", 500, 4 << 20)], 132, DecodeRule()).by_host
     False
     """
     if rule.side != "auto":
-        return Choice(rule.side == "host", f'gpu_decode_choice is "{rule.side}"')
+        reason = f'gpu_decode_choice is "{rule.side}"'
+        return Choice(True, reason, _COUNTER) if rule.side == "host" else Choice(False, reason)
     reasons = []
     for codec, number, longest_nbytes in streams:
         per_multiprocessor, long_nbytes = TABLE[codec]
@@ -103,7 +109,8 @@ than 1048576 bytes')
             long_nbytes = rule.long_stream_nbytes
         found = f"{codec}: {number} streams of up to {longest_nbytes} bytes"
         if 0 < number < fewest and longest_nbytes > long_nbytes:
-            return Choice(True, f"{found}, fewer than {fewest} of more than {long_nbytes} bytes")
+            found += f", fewer than {fewest} of more than {long_nbytes} bytes"
+            return Choice(True, found, _COUNTER)
         if longest_nbytes > long_nbytes:
             reasons.append(f"{found}, at least {fewest}")
         else:

@@ -21,7 +21,7 @@ _PADDING: Final = 32
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
     """Return why a device decodes no streams of a codec, None if it decodes them."""
     if not can_decompress(device, codec):
-        return f"{codec}: the device has no library that decodes it (a GPU has nvcomp for that)"
+        return f"{codec}: {device.decoders().missing.get(codec, 'no library decodes it')}"
     if distrust is not None and (distrust.of_all or not checks_bounds(device, codec)):
         return f"{codec}: {distrust.reason}"
     return None

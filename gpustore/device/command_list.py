@@ -44,7 +44,7 @@ _WARPS_PER_BLOCK = 8
 SEGMENT_NBYTES = 64 << 10
 """Bytes that one thread block checks; not measured."""
 
-_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
+OWN_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
 """Codecs that the package decodes itself where the device's libraries do not."""
 
 Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
@@ -55,13 +55,13 @@ _Step = Callable[[Stream, int, int], None]
 
 def can_decompress(device: Decoders, codec: str) -> bool:
     """Whether :meth:`CommandList.decompress` supports this codec on this device."""
-    return codec in _KERNELS or device.codec(codec) is not None
+    return codec in OWN_KERNELS or device.codec(codec) is not None
 
 
 def checks_bounds(device: Decoders, codec: str) -> bool:
     """Whether the decoder of this codec on this device checks all bounds of damaged streams."""
     known = device.codec(codec)
-    return codec in _KERNELS if known is None else known.detects_damage
+    return codec in OWN_KERNELS if known is None else known.detects_damage
 
 
 class CommandList:
@@ -288,7 +288,9 @@ class CommandList:
         if self._device.codec(codec) is None:
             statuses = Result(result.offset + 8 * count, 4 * count)
             blocks = -(-count // _WARPS_PER_BLOCK)
-            self.launch("lz", _KERNELS[codec], blocks, [table, np.uint32(count), result, statuses])
+            self.launch(
+                "lz", OWN_KERNELS[codec], blocks, [table, np.uint32(count), result, statuses]
+            )
             return
         if not checks_bounds(self._device, codec):
             self._replace_damaged(codec, table, owners)

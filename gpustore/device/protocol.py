@@ -25,7 +25,7 @@ that its memory is lost, all of them do, with the first message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -302,8 +302,34 @@ class CodecBatch:
         return found[: 8 * count].view(np.uint64), found[8 * count :].view(np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderState:
+    """Library that decodes streams on a device, and what it does not decode.
+
+    Attributes
+    ----------
+    engine : str or None
+        Name of the library; None without one.
+    codecs : tuple of str
+        Names of the codecs that it decodes, proved by a self-test.
+    missing : mapping of str to str
+        Reason why it does not decode a codec, by name.
+    shortcoming : str or None
+        What is missing, fails or is slower than it could be, and what to install; None if nothing
+        is.
+    """
+
+    engine: str | None
+    codecs: tuple[str, ...]
+    missing: Mapping[str, str]
+    shortcoming: str | None
+
+
 class Decoders(Protocol):
     """Source of the codecs that a device decodes: a :class:`Device`, or a description of one."""
+
+    def decoders(self) -> DecoderState:
+        """Return the state of the library that decodes; a device tests it first, once."""
 
     def codec(self, name: str) -> DeviceCodec | None:
         """Return the device's abilities for streams of this kind, None if it has none."""
@@ -437,7 +463,17 @@ class Device(Protocol):
     # ----------------------------------------------------------------- codecs
 
     def codec(self, name: str) -> DeviceCodec | None:
-        """Return the device's abilities for streams of this kind, None if it has none."""
+        """Return the device's abilities for streams of this kind, None if it has none.
+
+        A codec whose self-test fails is none.
+        """
+
+    def decoders(self) -> DecoderState:
+        """Return the state of the library that decodes, after its self-test.
+
+        The first call of this or of :meth:`codec` decodes a small constant stream of each codec,
+        waits for it, and warns if anything is missing or fails.
+        """
 
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int

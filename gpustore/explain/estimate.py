@@ -58,14 +58,17 @@ def estimate(
     """
     choice = decoder_choice(plans)
     is_chosen = choice is not None and choice.by_host
+    counter = choice.counter if choice is not None else None
     if choice is not None and is_chosen:
         array = array.for_host(choice.reason)
     chain = (array.stored or array).chain
     sums = [_needed(one, plan) for one, plan in plans]
     device = _device(array)
     decoders = None if device is None else device.driven
-    host_reason = None
+    host_reason = state = None
     if decoders is not None:
+        needs_library = any(stage.device_codec is not None for stage in chain.stages)
+        state = decoders.decoders() if needs_library else None
         host_reason = chain.unsupported_reason(decoders)
     direct_reason = _direct_reason(array, max((one.longest for one in sums), default=0))
     gpu = GpuDecoders(has_nvcomp=True)
@@ -85,12 +88,15 @@ def estimate(
         refined_by=_refined_by(array),
         codecs=_codecs(chain, None if host_reason else decoders),
         host_reason=host_reason,
+        library=None if state is None else state.engine,
+        shortcoming=None if state is None else state.shortcoming,
         device_reason=None if choice is None or is_chosen else choice.reason,
         direct_reason=direct_reason,
         counts=MappingProxyType(
             {
                 **_counts(array, sums, len(shapes), host_reason, direct_reason),
-                "few_stream_reads": Bounds(is_chosen, is_chosen),
+                **dict.fromkeys(("few_stream_reads", "missing_decoder_reads"), _NONE),
+                **({} if counter is None else {counter: Bounds(1, 1)}),
             }
         ),
         gpu=_codecs(chain, None if gpu_reason else gpu) if on_host else (),

@@ -93,6 +93,11 @@ class Explanation:
         decoded by the host.
     host_reason : str or None
         Reason for which the host decodes all chunks of an array in device memory.
+    library : str or None
+        Library that decodes on the device, if a codec needs one and it is there.
+    shortcoming : str or None
+        What is missing or fails of the device's libraries, who decodes instead, and what to
+        install; None if nothing is, or no codec needs a library.
     device_reason : str or None
         Figures for which a device decodes, where the host could be faster with few long streams:
         number and size of the streams of this read, and the thresholds.
@@ -124,6 +129,8 @@ class Explanation:
     refined_by: tuple[str, ...]
     codecs: tuple[CodecPath, ...]
     host_reason: str | None
+    library: str | None
+    shortcoming: str | None
     device_reason: str | None
     direct_reason: str | None
     counts: Mapping[str, Bounds]
@@ -183,8 +190,10 @@ class Explanation:
             lines.append(("on a GPU", _decoders_text(self.gpu, self.gpu_reason)))
         elif self.counts["chunks_decoded_device"].most:
             lines.append(("", "the host: values whose bytes the device does not take"))
-        if self.device_reason is not None:
-            lines.append(("because", self.device_reason))
+        details = ("because", self.device_reason), ("library", self.library)
+        lines += [(name, text) for name, text in details if text is not None]
+        if self.shortcoming is not None:
+            lines.append(("missing", self.shortcoming))
         return lines if self.advice is None else [*lines, ("advice", self.advice)]
 
     def _read_text(self) -> str:

@@ -418,7 +418,8 @@ def with_decoder(plans: Sequence[tuple[ChunkedArray, Plan]]) -> list[tuple[Chunk
     choice = decoder_choice(plans)
     if choice is None or not choice.by_host:
         return list(plans)
-    STATISTICS.add(few_stream_reads=1)
+    if choice.counter is not None:
+        STATISTICS.add(**{choice.counter: 1})
     return [(one.for_host(choice.reason), plan) for one, plan in plans]
 
 

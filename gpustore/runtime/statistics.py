@@ -29,6 +29,7 @@ COUNTERS: Final = MappingProxyType(
         "few_stream_reads": "reads into a device that the host decoded, for few and long streams",
         "chunks_encoded_device": "chunks encoded by the device",
         "host_encodings": "chunks of arrays on a device encoded by the host",
+        "missing_decoder_reads": "reads into a device that the host decoded, for lack of a library",
         "retries": "attempts repeated because a writer was faster, or a device or network failed",
         "host_conversions": "arrays converted by the host because no kernel of the device does",
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",

@@ -43,11 +43,8 @@ class cuda:
     class runtime:
         class CUDARuntimeError(RuntimeError):
             pass
-        cudaMemPoolAttrReleaseThreshold = 4
         cudaDevAttrMultiProcessorCount = 16
         deviceGetAttribute = staticmethod(lambda attribute, ordinal: 132)
-        deviceGetDefaultMemPool = staticmethod(int)
-        memPoolSetAttribute = staticmethod(lambda pool, attribute, value: None)
     class driver:
         class CUDADriverError(RuntimeError):
             pass

@@ -92,7 +92,12 @@ def test_info_for_people(gpustore_command, zarr3):
 def test_info_names_the_decoders_here_and_on_a_gpu(gpustore_command, zarr3):
     _, out, _ = gpustore_command("info", zarr3, "--json")
     facts = json.loads(out)
-    assert facts["decoding"] == {"codecs": [{"codec": "gzip", "decoder": "host"}], "reason": None}
+    assert facts["decoding"] == {
+        "codecs": [{"codec": "gzip", "decoder": "host"}],
+        "reason": None,
+        "library": None,
+        "shortcoming": None,
+    }
     assert facts["gpu"]["codecs"] == [{"codec": "gzip", "decoder": "nvcomp"}]
     assert facts["gpu"]["reason"] is None
     _, out, _ = gpustore_command("info", zarr3)
@@ -146,7 +151,26 @@ def test_info_of_an_array_on_a_device(tmp_path):
         facts = info.describe(there)
         assert facts["gpu"] is None
         assert facts["decoding"]["codecs"] == [{"codec": "zlib", "decoder": "nvcomp"}]
+        assert facts["decoding"]["library"] == "emulated library"
+        assert facts["decoding"]["shortcoming"] is None
         del there
+
+
+def test_info_tells_which_decoder_of_a_device_fails(tmp_path):
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/b/", "metadata": {"shape": [5]}}
+    spec["metadata"] |= {"dtype": "<f4", "chunks": [2], "compressor": {"id": "zlib"}}
+    with emulated() as device:
+        device.test_faults.statuses[3, 0] = 12
+        there = gpustore.open(spec, create=True, device=device.name).result()
+        with pytest.warns(gpustore.DeviceWarning, match="deflate: status 12"):
+            facts = info.describe(there)
+        texts = dict(info._for_people(there, facts))
+        del there
+    assert facts["decoding"]["reason"].startswith("deflate: emulated library fails its self-test")
+    assert texts["decoded by"].startswith("the host: deflate: ")
+    assert texts["library"] == "emulated library"
+    assert texts["missing"] == facts["decoding"]["shortcoming"]
+    assert texts["missing"].endswith("the host decodes deflate")
 
 
 def test_info_of_a_cast_describes_the_stored_array(gpustore_command, zarr3):

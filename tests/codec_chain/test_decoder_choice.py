@@ -42,7 +42,8 @@ def test_streams_of_several_chunk_shapes_count_together():
 def test_the_rule_may_name_a_side(side):
     for streams in (Streams("zstd", 1, 1 << 30), Streams("zstd", 10_000, 1000)):
         choice = choose([streams], H100, DecodeRule(side))
-        assert choice == (side == "host", f'gpu_decode_choice is "{side}"')
+        assert choice.by_host == (side == "host")
+        assert choice.reason == f'gpu_decode_choice is "{side}"'
 
 
 def test_thresholds_of_the_rule_replace_those_of_the_table():

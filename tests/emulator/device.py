@@ -21,11 +21,13 @@ import threading
 import weakref
 import zlib
 from collections import Counter, deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
+from gpustore.device.decoders import ProvenDecoders
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import CodecBatch, MemoryInfo, Spans
 from gpustore.errors import DeviceError
@@ -158,6 +160,30 @@ class EmulatedRead:
             return self._found
 
 
+class EmulatedEngine:
+    """Library with some of the codecs."""
+
+    name = "emulated library"
+
+    def __init__(self, decodes):
+        self._decodes = decodes
+
+    def codec(self, name):
+        return codecs.CODECS[name] if name in self._decodes else None
+
+
+class EmulatedDecoders(ProvenDecoders):
+    """Decoders whose self-test changes no counts and numbers of a test."""
+
+    def __init__(self, device, engine, shortcoming):
+        super().__init__(device, engine if engine._decodes else None, shortcoming)
+        self._emulated = device
+
+    def _failures(self, codecs):
+        with self._emulated.apart():
+            return super()._failures(codecs)
+
+
 class EmulatedDevice:
     """See the module. Implements :class:`gpustore.device.protocol.Device`.
 
@@ -174,11 +200,15 @@ class EmulatedDevice:
     direct_files : bool
         Whether files say that their bytes do not pass host memory.
     decodes : tuple of str
-        Codecs it has; none as a GPU without nvcomp.
+        Codecs of its library; none as a GPU without nvcomp.
+    shortcoming : str or None
+        What its libraries lack; by default that there is none, if there is none.
 
     Attributes
     ----------
     faults : Faults
+    test_faults : Faults
+        What goes wrong in the self-test of the decoders, whose calls are counted apart.
     counts : Counter
         Calls of each operation, ``upload_nbytes`` and ``download_nbytes``.
     decompressed : list of int
@@ -198,6 +228,7 @@ class EmulatedDevice:
         file_alignment=4096,
         direct_files=True,
         decodes=tuple(codecs.CODECS),
+        shortcoming=None,
     ):
         self.name = "emulated"
         self.order = order
@@ -214,7 +245,10 @@ class EmulatedDevice:
         self._direct_files = direct_files
         self.files = []
         self._file_reads = []
-        self._decodes = decodes
+        if not decodes and shortcoming is None:
+            shortcoming = "no library is emulated"
+        self._decoders = EmulatedDecoders(self, EmulatedEngine(decodes), shortcoming)
+        self.test_faults = Faults()
         self._lost = None
         self._pinned = []
         self._dropped = deque()
@@ -434,7 +468,21 @@ class EmulatedDevice:
 
     def codec(self, name):
         with self._asked("codec"):
-            return codecs.CODECS[name] if name in self._decodes else None
+            return self._decoders.codec(name)
+
+    def decoders(self):
+        with self._asked("decoders"):
+            return self._decoders.state()
+
+    @contextmanager
+    def apart(self):
+        """Count calls and take faults apart from those of a test."""
+        kept = self.counts, self.decompressed, self.faults
+        self.counts, self.decompressed, self.faults = Counter(), [], self.test_faults
+        try:
+            yield
+        finally:
+            self.counts, self.decompressed, self.faults = kept
 
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
         with self._asked("decompress_temp_nbytes"):

@@ -3,9 +3,9 @@
 This package only translates calls. Their order and memory are decided by the callers, which are
 tested on an emulated device; so this package and ``nvcomp`` are kept small.
 
-Memory is CUDA's stream-ordered pool, which gives freed memory back to the streams that ordered the
-free before them. Arrays for the user come from CuPy's own pool. Every operation makes its device
-the current one of the calling thread, and nothing runs on the default stream.
+Memory is a stream-ordered pool of our own, which gives freed memory back to the streams that
+ordered the free before them. Arrays for the user come from CuPy's own pool. Every operation makes
+its device the current one of the calling thread, and nothing runs on the default stream.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -22,11 +23,21 @@ from typing import Any, TypeVar, cast
 import cupy
 import numpy as np
 
-from gpustore.backends import nvcomp
 from gpustore.backends.cuda import gds
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
+from gpustore.backends.nvcomp import engine
+from gpustore.backends.nvcomp.bindings import Bindings
+from gpustore.backends.nvcomp.library import Library
+from gpustore.device.decoders import ProvenDecoders
 from gpustore.device.kernels import instance, source
-from gpustore.device.protocol import Allocation, Argument, CodecBatch, DeviceCodec, MemoryInfo
+from gpustore.device.protocol import (
+    Allocation,
+    Argument,
+    CodecBatch,
+    DecoderState,
+    DeviceCodec,
+    MemoryInfo,
+)
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
 _OUT_OF_MEMORY = 2
@@ -37,7 +48,8 @@ _STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _PORTABLE = 1
-_KEEP_ALL = 2**63 - 1
+_KEPT_SHARE = 16
+"""Divisor of the device's memory: most bytes of freed memory that the pool keeps."""
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
@@ -95,8 +107,8 @@ class CudaDevice:
 
     Attributes
     ----------
-    decoder : str
-        Name of the decoding library, with the reason if it is not the preferred one.
+    multiprocessors : int
+        Number of its multiprocessors.
 
     Raises
     ------
@@ -109,18 +121,12 @@ class CudaDevice:
         self.name = f"cuda:{self.ordinal}"
         self.pid = os.getpid()
         self.failure: str | None = None
-        self._nvcomp = nvcomp.engine()
-        self.decoder = "own kernels alone" if self._nvcomp is None else self._nvcomp.name
+        self._nvcomp, shortcoming = engine()
+        self._decoders = ProvenDecoders(self, self._nvcomp, shortcoming)
         self.multiprocessors = self._multiprocessors()
         self._kernels: dict[str, _Kernel] = {}
-        self._keep_freed_memory()
-
-    @_on_device
-    def _keep_freed_memory(self) -> None:
-        """Have the pool keep freed memory; by default each synchronization gives it back."""
-        runtime = cupy.cuda.runtime
-        pool = runtime.deviceGetDefaultMemPool(self.ordinal)
-        runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, _KEEP_ALL)
+        self._lock = threading.Lock()
+        self._own_pool: int | None = None
 
     @_on_device
     def _multiprocessors(self) -> int:
@@ -130,11 +136,32 @@ class CudaDevice:
 
     # ----------------------------------------------------------------- memory and budget
 
+    def _pool(self) -> int:
+        """Return the pool of this device, made at its first use.
+
+        CUDA's default pool, which other libraries use too, is left as it is. A synchronization
+        gives free memory beyond the threshold back to the device; by default all of it.
+        """
+        with self._lock:
+            if self._own_pool is None:
+                runtime = cupy.cuda.runtime
+                properties = runtime.MemPoolProps(
+                    runtime.cudaMemAllocationTypePinned,
+                    runtime.cudaMemHandleTypeNone,
+                    runtime.cudaMemLocationTypeDevice,
+                    self.ordinal,
+                )
+                pool = runtime.memPoolCreate(properties)
+                kept = runtime.memGetInfo()[1] // _KEPT_SHARE
+                runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, kept)
+                self._own_pool = pool
+            return self._own_pool
+
     @_on_device
     def memory(self) -> MemoryInfo:
         runtime = cupy.cuda.runtime
         free, total = runtime.memGetInfo()
-        pool = runtime.deviceGetDefaultMemPool(self.ordinal)
+        pool = self._pool()
         reserved = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)
         used = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrUsedMemCurrent)
         kept = reserved - used + cupy.get_default_memory_pool().free_bytes()
@@ -145,12 +172,12 @@ class CudaDevice:
     def allocate(self, nbytes: int, stream: Any) -> _Allocation:
         runtime = cupy.cuda.runtime
         try:
-            address = runtime.mallocAsync(nbytes, stream.ptr)
+            address = runtime.mallocFromPoolAsync(nbytes, self._pool(), stream.ptr)
         except runtime.CUDARuntimeError as error:
             if error.status != _OUT_OF_MEMORY:
                 raise
             cupy.get_default_memory_pool().free_all_blocks()
-            address = runtime.mallocAsync(nbytes, stream.ptr)
+            address = runtime.mallocFromPoolAsync(nbytes, self._pool(), stream.ptr)
         return _Allocation(address, nbytes)
 
     @_on_device
@@ -173,7 +200,13 @@ class CudaDevice:
     ) -> ForeignArray:
         nbytes = math.prod(shape) * dtype.itemsize
         with stream:
-            memory = cupy.cuda.alloc(max(1, nbytes))
+            try:
+                memory = cupy.cuda.alloc(max(1, nbytes))
+            except MemoryError:
+                # What the own pool keeps is of use to it only once its streams have freed it.
+                cupy.cuda.runtime.deviceSynchronize()
+                cupy.cuda.runtime.memPoolTrimTo(self._pool(), 0)
+                memory = cupy.cuda.alloc(max(1, nbytes))
         # CuPy takes types that it cannot compute with only together with their memory.
         array = cupy.ndarray(shape, dtype, memptr=memory, order=order)
         return ForeignArray(array, array.data.ptr, array.strides, array.shape, array.dtype)
@@ -203,7 +236,8 @@ class CudaDevice:
 
     @_on_device
     def record(self, stream: Any) -> Any:
-        return stream.record(cupy.cuda.Event(disable_timing=True))
+        # Without `block` a thread that waits for it takes a whole core.
+        return stream.record(cupy.cuda.Event(block=True, disable_timing=True))
 
     @_on_device
     def wait(self, stream: Any, event: Any) -> None:
@@ -252,7 +286,10 @@ class CudaDevice:
     # ----------------------------------------------------------------- codecs
 
     def codec(self, name: str) -> DeviceCodec | None:
-        return None if self._nvcomp is None else self._nvcomp.codec(name)
+        return self._decoders.codec(name)
+
+    def decoders(self) -> DecoderState:
+        return self._decoders.state()
 
     @_on_device
     def decompress_temp_nbytes(
@@ -262,11 +299,11 @@ class CudaDevice:
 
     @_on_device
     def decompress(self, batch: CodecBatch, stream: Any) -> None:
-        engine = self._engine()
-        if isinstance(engine, nvcomp.Library):
-            engine.decompress(batch, stream.ptr)
+        found = self._engine()
+        if isinstance(found, Library):
+            found.decompress(batch, stream.ptr)
             return
-        results = engine.results(batch, stream.ptr)
+        results = found.results(batch, stream.ptr)
         cupy.cuda.runtime.memcpyAsync(
             batch.result, results.ctypes.data, results.nbytes, _HOST_TO_DEVICE, stream.ptr
         )
@@ -280,16 +317,16 @@ class CudaDevice:
     def compress(self, batch: CodecBatch, stream: Any) -> None:
         self._encoder().compress(batch, stream.ptr)
 
-    def _engine(self) -> nvcomp.Library | nvcomp.Bindings:
+    def _engine(self) -> Library | Bindings:
         if self._nvcomp is None:
-            raise UnsupportedError(f"{self.name} has no codecs: nvidia-nvcomp is not installed")
+            raise UnsupportedError(f"{self.name} has no codecs: {self.decoders().shortcoming}")
         return self._nvcomp
 
-    def _encoder(self) -> nvcomp.Library:
-        engine = self._engine()
-        if not isinstance(engine, nvcomp.Library):
+    def _encoder(self) -> Library:
+        found = self._engine()
+        if not isinstance(found, Library):
             raise UnsupportedError(f"{self.name}: encoding needs nvcomp 5 or 6")
-        return engine
+        return found
 
     # ----------------------------------------------------------------- files
 

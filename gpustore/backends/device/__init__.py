@@ -37,6 +37,7 @@ from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice, choose, joined
+from gpustore.codec_chain.device_streams import cannot
 from gpustore.data_types.conversion import Converter
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.launch import copy_launches
@@ -102,10 +103,13 @@ class DeviceBackend:
         self, chunks: Sequence[tuple[CodecChain, int]], rule: DecodeRule
     ) -> Choice | None:
         """Choose who decodes a read; see :meth:`gpustore.backends.base.Backend.choose_decoder`."""
-        if any(chain.is_raw or self.unsupported_reason(chain) for chain, _ in chunks):
-            return None
-        streams = [one for chain, count in chunks for one in chain.device_streams(count)]
-        return choose(joined(streams), self.driven.multiprocessors, rule)
+        first, _ = chunks[0]
+        streams = joined(one for chain, count in chunks for one in chain.device_streams(count))
+        reason = self.unsupported_reason(first)
+        if reason is not None:
+            missing = [cannot(self.driven, one.codec, None) for one in streams]
+            return Choice(True, reason, "missing_decoder_reads" if reason in missing else None)
+        return None if first.is_raw else choose(streams, self.driven.multiprocessors, rule)
 
     def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why no file is read straight into device memory, None if large values are.

@@ -1,205 +1,39 @@
 """Batches of streams decompressed and compressed on a GPU by nvcomp.
 
-There are two engines for the same operations:
+There are two engines for the same operations: the C library
+(:mod:`gpustore.backends.nvcomp.library`), and the Python package
+(:mod:`gpustore.backends.nvcomp.bindings`) where that cannot be loaded. They are loaded
+independently, and prove themselves by the self-test of the device
+(:mod:`gpustore.device.decoders`).
 
-:class:`Library`
-    nvcomp's batched C calls, by :mod:`ctypes`, in the library that the wheel ``nvidia-libnvcomp``
-    brings. They read the table of a :class:`~gpustore.device.protocol.CodecBatch` as it lies, wait
-    for nothing and give a status for each stream.
-:class:`Bindings`
-    nvcomp's Python package, for versions whose prototypes are not known. It waits for each call,
-    and a failure counts for all streams of it.
-
-Streams and memory are given by address. Only ``backends/cuda`` uses this module.
+Streams and memory are given by address. Only ``backends/cuda`` uses this package.
 """
 
 from __future__ import annotations
 
-import ctypes
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from functools import cache
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpustore.backends.device.foreign import DeviceBytes
-from gpustore.backends.nvcomp import call
-from gpustore.backends.nvcomp.abi import (
-    DETECTS_DAMAGE,
-    FORMATS,
-    LARGEST,
-    ROWS,
-    Alignments,
-    Properties,
-    prototypes,
-)
-from gpustore.device.protocol import STATUSES, CodecBatch, DeviceCodec, Spans
+from gpustore.backends.nvcomp.bindings import Bindings
+from gpustore.backends.nvcomp.library import Library
 from gpustore.errors import DeviceError
 
-try:
-    # nvcomp takes the attribute `libnvcomp` off the package `nvidia` again, so bind it by name.
-    from nvidia import libnvcomp, nvcomp
-except ImportError:
-    libnvcomp = nvcomp = None
 
+@cache
+def engine() -> tuple[Library | Bindings | None, str | None]:
+    """Load the C library if its version is known, else the Python package.
 
-_CANNOT_DECOMPRESS = 12
-
-
-def _library_path() -> Path:
-    """Return the path of the shared library in the installed wheel."""
-    folder = Path(libnvcomp.__file__).parent / "lib64"
-    found = sorted(folder.glob("libnvcomp.so.[0-9]*"))
-    if not found:
-        raise DeviceError(f"nvcomp: no libnvcomp.so in {folder}; install nvidia-nvcomp again")
-    return found[-1]
-
-
-class Library:
-    """nvcomp's C library.
-
-    Parameters
-    ----------
-    path : Path, optional
-        The shared library; by default that of the installed wheel.
-
-    Attributes
-    ----------
-    name : str
-        Name of the library for messages.
-    version : int
-        Version number; 6000 is 6.0.
-
-    Raises
-    ------
-    DeviceError
-        If the library cannot be loaded, or its prototypes are not known.
+    Returns
+    -------
+    Library, Bindings or None
+        The engine; None without a usable one.
+    str or None
+        Reason why it is not the C library, and what to install.
     """
-
-    def __init__(self, path: Path | None = None) -> None:
-        found = path or _library_path()
-        self._functions: dict[str, Any] = {}
-        try:
-            library = ctypes.CDLL(str(found))
-            properties = Properties()
-            library.nvcompGetProperties(ctypes.byref(properties))
-            self.version = properties.version
-            self.name = f"nvcomp {self.version // 1000}.{self.version // 100 % 10}, C library"
-            major = self.version // 1000
-            if major not in ROWS:
-                raise DeviceError(f"{self.name}: only versions {[*ROWS]} are known")
-            self._major, self._prototypes = major, prototypes(major)
-            for name, prototype in self._prototypes.items():
-                self._functions[name] = getattr(library, name)
-                self._functions[name].restype = ctypes.c_int
-                self._functions[name].argtypes = list(prototype.values())
-        except (OSError, AttributeError) as error:
-            raise DeviceError(f"nvcomp: {found} cannot be used: {error}") from error
-        self._codecs = {name: self._describe(name) for name in FORMATS}
-
-    def _call(self, call: call.Call) -> None:
-        function, arguments = call
-        order = self._prototypes[function]
-        status = self._functions[function](*[arguments[name] for name in order])
-        if status:
-            reason = STATUSES.get(status, "unknown status")
-            raise DeviceError(f"nvcomp: {function}: {reason} ({status})")
-
-    def _describe(self, codec: str) -> DeviceCodec:
-        found = Alignments()
-        self._call(call.alignments(self._major, codec, ctypes.addressof(found)))
-        decoded_max, encodes_max = LARGEST[codec]
-        return DeviceCodec(
-            name=codec,
-            src_alignment=found.input,
-            dst_alignment=found.output,
-            temp_alignment=found.temp,
-            decoded_max_nbytes=decoded_max,
-            encodes_max_nbytes=encodes_max,
-            detects_damage=codec in DETECTS_DAMAGE,
-        )
-
-    def codec(self, name: str) -> DeviceCodec | None:
-        return self._codecs.get(name)
-
-    def _temp_nbytes(self, verb: str, codec: str, count: int, longest: int, total: int) -> int:
-        found = ctypes.c_size_t()
-        where = ctypes.addressof(found)
-        self._call(call.temp_nbytes(self._major, verb, codec, count, longest, total, where))
-        return found.value
-
-    def decompress_temp_nbytes(
-        self, codec: str, count: int, max_nbytes: int, total_nbytes: int
-    ) -> int:
-        return self._temp_nbytes("decompress", codec, count, max_nbytes, total_nbytes)
-
-    def decompress(self, batch: CodecBatch, stream: int) -> None:
-        self._call(call.decompress(self._major, batch, stream))
-
-    def compress_nbytes(self, codec: str, count: int, max_nbytes: int) -> tuple[int, int]:
-        bound = ctypes.c_size_t()
-        where = ctypes.addressof(bound)
-        self._call(call.bound(self._major, codec, max_nbytes, where))
-        temp = self._temp_nbytes("compress", codec, count, max_nbytes, count * max_nbytes)
-        return bound.value, temp
-
-    def compress(self, batch: CodecBatch, stream: int) -> None:
-        self._call(call.compress(self._major, batch, stream))
-
-
-class Bindings:
-    """nvcomp's Python package. It decodes, but does not encode.
-
-    Parameters
-    ----------
-    reason : str
-        Reason for its use instead of the C library.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.name = f"nvcomp, Python package, because of {reason}"
-
-    def codec(self, name: str) -> DeviceCodec | None:
-        """Return the properties of a codec, with an alignment for all of nvcomp; None if absent."""
-        if name not in FORMATS:
-            return None
-        return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)
-
-    def decompress_temp_nbytes(
-        self, codec: str, count: int, max_nbytes: int, total_nbytes: int
-    ) -> int:
-        """Return 0: the package allocates its own scratch memory."""
-        del codec, count, max_nbytes, total_nbytes
-        return 0
-
-    def results(self, batch: CodecBatch, stream: int) -> NDArray[np.uint8]:
-        """Decode a batch, wait for it, and return the bytes for ``batch.result``."""
-        sizes, status = [0] * len(batch), _CANNOT_DECOMPRESS
-        # Which stream cannot be decoded is not said: the host decodes all of them then.
-        with suppress(RuntimeError, ValueError):
-            codec = nvcomp.Codec(
-                algorithm=FORMATS[batch.codec],
-                bitstream_kind=nvcomp.BitstreamKind.RAW,
-                cuda_stream=stream,
-            )
-            src, dst = (_batch_array(spans, stream) for spans in (batch.src, batch.dst))
-            sizes, status = list(codec.decode(src, out=dst).buffer_sizes), 0
-        statuses = np.full(len(batch), status, np.int32)
-        return np.concatenate([np.array(sizes, np.uint64).view(np.uint8), statuses.view(np.uint8)])
-
-
-def _batch_array(spans: Spans, stream: int) -> Any:
-    pieces = zip(spans.address.tolist(), spans.nbytes.tolist())
-    sources = [DeviceBytes(address, nbytes) for address, nbytes in pieces]
-    return nvcomp.as_arrays(sources, cuda_stream=stream)
-
-
-def engine() -> Library | Bindings | None:
-    """Load the C library if its version is known, else the package; None without nvcomp."""
-    if nvcomp is None:
-        return None
     try:
-        return Library()
+        return Library(), None
     except DeviceError as error:
-        return Bindings(str(error))
+        reason = error.text
+    try:
+        return Bindings(), f"{reason}; nvcomp's Python package decodes, and waits for each call"
+    except DeviceError as error:
+        return None, f"{reason}; {error.text}"

@@ -88,6 +88,11 @@ _OF_EACH_CODEC: dict[str, Prototype] = {
 
 FORMATS = {"lz4": "LZ4", "snappy": "Snappy", "zstd": "Zstd", "deflate": "Deflate", "gzip": "Gzip"}
 
+NO_NVCOMP = (
+    "nvcomp's C library is not installed (python -m pip install 'gpustore[cuda13]', or [cuda12] "
+    "for a driver of CUDA 12)"
+)
+
 _MIB, _GIB = 1 << 20, 1 << 30
 
 # Longest streams to decode and to encode, as the headers give them.

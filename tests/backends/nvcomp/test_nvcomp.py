@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpustore.backends import nvcomp
+from gpustore.backends.nvcomp import engine as load_engine
+from gpustore.backends.nvcomp.library import Library
 from gpustore.errors import DeviceError
 from tests.backends.cuda.wheels import installed_nvcomp, skip
 from tests.emulator import codecs
@@ -17,7 +18,7 @@ from tests.matrix import each
 def library():
     if installed_nvcomp() is None:
         skip("nvidia-nvcomp is not installed")
-    return nvcomp.Library()
+    return Library()
 
 
 def test_alignments_and_limits_of_the_emulated_device_are_the_librarys(library):
@@ -46,22 +47,23 @@ def test_room_to_compress_is_larger_than_the_stream(library, codec):
 
 
 def test_engine_is_the_library_where_its_version_is_known(library):
-    engine = nvcomp.engine()
-    assert isinstance(engine, nvcomp.Library)
+    engine, shortcoming = load_engine()
+    assert isinstance(engine, Library)
+    assert shortcoming is None
     assert re.fullmatch(r"nvcomp [56]\.\d, C library", engine.name)
     assert engine.version == library.version
 
 
 def test_another_library_than_nvcomp_is_refused():
     with pytest.raises(DeviceError, match=r"libc\.so\.6 cannot be used: .*nvcompGetProperties"):
-        nvcomp.Library(Path("libc.so.6"))
+        Library(Path("libc.so.6"))
 
 
 def test_a_library_that_is_none_is_said_so(tmp_path):
     path = tmp_path / "libnvcomp.so.9"
     path.write_bytes(b"no library")
     with pytest.raises(DeviceError, match=r"libnvcomp\.so\.9 cannot be used"):
-        nvcomp.Library(path)
+        Library(path)
     path = Path(os.__file__).parent / "nothing.so"
     with pytest.raises(DeviceError, match=r"nothing\.so cannot be used"):
-        nvcomp.Library(path)
+        Library(path)

@@ -3,7 +3,6 @@
 Emulated, nvcomp's part is done by the host's libraries; see tests/emulator.
 """
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -151,10 +150,3 @@ def test_codecs_without_device_code_are_refused(device):
     assert unseen.fallbacks == {0: "blosc: its headers are not in host memory"}
     wrong = decode(device, [frame], len(data) + 1)
     assert wrong.fallbacks == {0: "blosc: does not decode to 5001 bytes"}
-
-
-def test_few_large_streams_are_left_to_the_host(device):
-    data = np.zeros(3 << 20, np.uint8)
-    frame, data = frame_of("zstd", 0, 1, 3 << 20, 3 << 20, 1, "zeros")
-    found = decode(device, [frame], len(data))
-    assert found.fallbacks == {0: "blosc: zstd: 1 streams of up to 3145728 bytes are too few"}

@@ -1,0 +1,112 @@
+"""Decoders of a device's library that have passed a self-test.
+
+A codec that fails is treated as absent: the package's own kernels decode it, or the host. The first
+question for a codec runs the test, and tells by a :class:`~gpustore.errors.DeviceWarning` what is
+missing or fails; ``explain`` and ``gpustore info`` tell it always.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from gpustore.device.command_list import OWN_KERNELS
+from gpustore.device.protocol import DecoderState, Device, DeviceCodec
+from gpustore.device.self_test import STREAMS, failures
+from gpustore.errors import DeviceWarning
+
+
+class Engine(Protocol):
+    """Library that decodes streams on a device."""
+
+    @property
+    def name(self) -> str:
+        """Name of the library, for messages."""
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        """Return the library's abilities for streams of this kind, None if it has none."""
+
+
+class ProvenDecoders:
+    """Codecs of the library of a device. The first question runs the self-test. Thread-safe.
+
+    Parameters
+    ----------
+    device : Device
+        Device whose operations decode with `engine`.
+    engine : Engine or None
+        The library; None if there is none.
+    shortcoming : str or None
+        What is wrong with the installed libraries, and what to install; None if nothing is.
+    """
+
+    def __init__(self, device: Device, engine: Engine | None, shortcoming: str | None) -> None:
+        self._device = device
+        self._engine = engine
+        self._shortcoming = shortcoming
+        self._lock = threading.Lock()
+        self._state: DecoderState | None = None
+
+    def codec(self, name: str) -> DeviceCodec | None:
+        """Return the abilities for streams of this kind, None if they are not decoded."""
+        is_proved = name in self.state().codecs
+        return self._engine.codec(name) if is_proved and self._engine is not None else None
+
+    def state(self) -> DecoderState:
+        """Return what is known of the library after the self-test.
+
+        Without memory for the test all codecs count as proved, and the next call repeats it.
+        """
+        state = self._state
+        if state is None:
+            with self._lock:
+                state = self._state or self._tested()
+        return state
+
+    def _tested(self) -> DecoderState:
+        engine = self._engine
+        known = [] if engine is None else [engine.codec(name) for name in STREAMS]
+        codecs = [codec for codec in known if codec is not None]
+        try:
+            failed = self._failures(codecs)
+        except MemoryError:
+            return self._state_of(codecs, {})
+        state = self._state = self._state_of(codecs, failed)
+        if state.shortcoming is not None:
+            warnings.warn(f"{self._device.name}: {state.shortcoming}", DeviceWarning, stacklevel=2)
+        return state
+
+    def _state_of(self, codecs: Sequence[DeviceCodec], failed: Mapping[str, str]) -> DecoderState:
+        engine, shortcomings = self._engine, [self._shortcoming] if self._shortcoming else []
+        if engine is None:
+            missing = dict.fromkeys(STREAMS, self._shortcoming or "the device has no library")
+            return DecoderState(None, (), missing, _told(shortcomings, missing))
+        missing = {
+            name: f"{engine.name} fails its self-test: {reason}" for name, reason in failed.items()
+        }
+        if failed:
+            named = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            shortcomings.append(
+                f"{engine.name} fails its self-test ({named}): install it again, or another version"
+            )
+        passed = tuple(codec.name for codec in codecs if codec.name not in failed)
+        absent = STREAMS.keys() - failed.keys() - {*passed}
+        missing |= dict.fromkeys(absent, f"{engine.name} does not decode it")
+        return DecoderState(engine.name, passed, missing, _told(shortcomings, missing))
+
+    def _failures(self, codecs: Sequence[DeviceCodec]) -> dict[str, str]:
+        return failures(self._device, codecs)
+
+
+def _told(shortcomings: list[str], missing: Iterable[str]) -> str | None:
+    """Return the text of a warning: what is wrong, and who decodes instead; None if nothing is."""
+    if not shortcomings:
+        return None
+    own = [name for name in missing if name in OWN_KERNELS]
+    host = [name for name in missing if name not in OWN_KERNELS]
+    texts = [*shortcomings]
+    texts += [f"own kernels decode {', '.join(own)}"] * bool(own)
+    texts += [f"the host decodes {', '.join(host)}"] * bool(host)
+    return "; ".join(texts)
