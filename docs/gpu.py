@@ -31,6 +31,11 @@ gpustore's own kernels decode some codecs and the host the others; the host's re
 the GPU and counted (`host_fallbacks` in `future.statistics`). gpustore's kernels place the elements
 in every case: byte order, transposes, fields, steps and index arrays.
 
+nvcomp decodes a small constant stream of each codec before its first use. What is missing or fails
+this test counts as absent, and a `gpustore.DeviceWarning` names it once for each GPU, with what to
+install; so do `store.explain()` and `gpustore info`. `missing_decoder_reads` counts the reads that
+the host decodes for that.
+
 ```sh
 python -m pip install cupy-cuda13x                # own kernels alone
 python -m pip install 'gpustore[cuda13]'          # with nvcomp
@@ -56,8 +61,9 @@ so their values pass through its memory.
 
 TAIL = """\
 With every codec, the host decodes some values: several gzip members in one value, zstd frames
-without a size or with a dictionary, batches of few large streams, and values that
-`gpu_decode_trust` withholds from the GPU.
+without a size or with a dictionary, and values that `gpu_decode_trust` withholds from the GPU. It
+decodes whole reads of few and long streams, by the rule of `gpu_decode_choice` (see the guide,
+`guide/contexts.md`); `store.explain()` gives the figures.
 
 The host decodes `zfp`, `zfpy`, `pcodec` and `n5_default`.
 
