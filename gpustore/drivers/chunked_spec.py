@@ -39,6 +39,7 @@ from gpustore.drivers.format import ArrayDescription, Format, Selection
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
+    GpustoreError,
     MetadataError,
     NotFoundError,
     UnsupportedError,
@@ -280,20 +281,9 @@ class _Steps:
             return found, self._checked(found)
         if self.mode.assumes:
             return self._new_metadata(_CREATE)
-        if self.mode.delete_existing:
-            path = self.store.path
-            if self.hierarchy is not None:
-                self.hierarchy.invalidate(ancestors(self.spec.node_path))
-            try:
-                if self.file.key == path + self.format.metadata_key:
-                    self.store.driver.clear_directory(path)
-                else:  # The metadata may lie in another directory than what is deleted.
-                    self.store.driver.delete_range(path, prefix_end(path))
-            finally:
-                for cache in (self.cache, self.file.cache):
-                    if cache is not None:
-                        cache.forget_range(self.store.driver.identity, path)
-                self.device_pool.forget_range(self.store.driver.identity, path)
+        condition = ABSENT
+        if self.mode.delete_existing and self._delete_existing():
+            condition = b""
         recheck = self.spec.options.get("recheck_cached_metadata", "open")
         bound = math.inf if recheck == "open" else _bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
@@ -307,18 +297,44 @@ class _Steps:
                     )
             elif not self.mode.delete_existing and self.file.load()[0] is not None:
                 raise self._already_exists()
-            metadata, description = self._new_metadata(f"Error writing {self.file.name}: {_CREATE}")
+            try:
+                metadata, description = self._new_metadata(
+                    f"Error writing {self.file.name}: {_CREATE}"
+                )
+            except GpustoreError:
+                if not condition:
+                    self.store.driver.delete_range(self.store.path, prefix_end(self.store.path))
+                raise
             if self.hierarchy is not None:
                 check_node_names(self.spec.node_path, self.hierarchy.zarr_format)
                 self.hierarchy.invalidate(ancestors(self.spec.node_path))
                 self.hierarchy.create_groups(ancestors(self.spec.node_path))
-            if self.file.save(metadata, ABSENT):
+            if self.file.save(metadata, condition):
                 return metadata, description
             if not self.mode.open:
                 raise self._already_exists()
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
+
+    def _delete_existing(self) -> bool:
+        """Delete all below the path of the array; return whether the metadata are left, because
+        nothing else was there and new ones can replace them at once.
+        """
+        path, driver = self.store.path, self.store.driver
+        if self.hierarchy is not None:
+            self.hierarchy.invalidate(ancestors(self.spec.node_path))
+        try:
+            if self.file.key == path + self.format.metadata_key:
+                return driver.clear_directory(path, self.file.key)
+            # The metadata may lie in another directory than what is deleted.
+            driver.delete_range(path, prefix_end(path))
+            return False
+        finally:
+            for cache in (self.cache, self.file.cache):
+                if cache is not None:
+                    cache.forget_range(driver.identity, path)
+            self.device_pool.forget_range(driver.identity, path)
 
     def _already_exists(self) -> AlreadyExistsError:
         return AlreadyExistsError(

@@ -234,11 +234,18 @@ class KvStoreDriver(abc.ABC):
         """Delete all keys in a range and return their number. None means no upper bound."""
         raise self._unsupported("deleting ranges")
 
-    def clear_directory(self, path: str) -> None:
-        """Delete all keys below `path`, which ends in a slash or is empty, before a new one is
-        written directly below it. What was deleted may come back after a power failure until then.
+    def clear_directory(self, path: str, key: str) -> bool:
+        """Delete all keys below `path`, which ends in a slash or is empty, before `key` is written
+        directly below it. What was deleted may come back after a power failure until then.
+
+        Returns
+        -------
+        bool
+            Whether nothing was deleted, because there was only `key`: the write replaces it.
         """
+        del key
         self.delete_range(path, prefix_end(path))
+        return False
 
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> list[str]:
         """Return all keys in a range, in ascending order of their code points."""

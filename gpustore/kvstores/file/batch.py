@@ -1,10 +1,10 @@
 """One batch of writes and deletions of files.
 
-Without a condition the value is written first and the lock is held only for the rename. With a
-condition everything happens under the lock, so that a writer which loses a race finds out before
-it has written anything. In mode ``"non_atomic"`` nothing is renamed: the file itself is written
-(:mod:`~gpustore.kvstores.file.in_place_file`). All directories are synced once, when the batch is
-closed.
+A single value, and one with a condition, is written under the lock: into the lock file itself, and
+a writer which loses a race finds out before it has written anything. In a larger batch values are
+written first and the lock is held only for the rename. In mode ``"non_atomic"`` nothing is renamed:
+the file itself is written (:mod:`~gpustore.kvstores.file.in_place_file`). All directories are
+synced once, when the batch is closed.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class WriteBatch:
                 status = write_in_place(self._root, key, value, create=create, sync=sync)
             if status is None:
                 return b""
-        elif not if_equal:
+        elif self._linked is not None and not if_equal:
             with (
                 TemporaryFile(directory, name, (value,), sync=sync) as file,
                 self._lock(directory, name, key),
@@ -135,13 +135,15 @@ class WriteBatch:
             status = file.status
         else:
             # Looking before waiting for the lock costs one stat, and often saves the wait.
-            if _generation_at(directory, name) != if_equal:
+            if if_equal and _generation_at(directory, name) != if_equal:
                 return b""
             with self._lock(directory, name, key) as lock:
-                if _generation_at(directory, name) != if_equal:
+                if if_equal and _generation_at(directory, name) != if_equal:
                     return b""
                 if lock.descriptor >= 0:
                     status = fill(lock.descriptor, (value,), sync=sync)
+                    # A file system may tell only now that it has no room. The lock is held on.
+                    os.close(os.dup(lock.descriptor))
                     self._cancel.check()
                     lock.rename(name)
                 else:

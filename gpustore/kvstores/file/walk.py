@@ -67,6 +67,30 @@ def scan(root: Root, directory: str) -> list[tuple[str, bool]]:
         os.close(fd)
 
 
+def holds_only(root: Root, directory: str, name: str) -> bool:
+    """Return whether a directory has no names that are not hidden but one, that of a file.
+
+    False if it cannot be read.
+    """
+    fd = root.open(directory, DIRECTORY_FLAGS)
+    if fd < 0:
+        return False
+    found = False
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.name.endswith(LOCK_SUFFIX):
+                    continue
+                if entry.name != name or not entry.is_file(follow_symlinks=False):
+                    return False
+                found = True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return found
+
+
 def within(inner_min: str, inner_max: str | None, outer_min: str, outer_max: str | None) -> bool:
     """Return whether a range of keys lies in another."""
     if outer_max is not None and (inner_max is None or inner_max > outer_max):

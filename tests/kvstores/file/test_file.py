@@ -313,7 +313,7 @@ def test_deleting_syncs_neither_removed_directories_nor_one_that_is_written_next
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     if clear:
-        store.driver.clear_directory(store.path)
+        assert not store.driver.clear_directory(store.path, store.path + "z")
     else:
         store.driver.delete_range(store.path)
     assert files_below(tmp_path) == []
@@ -326,7 +326,7 @@ def test_a_directory_that_cannot_be_removed_is_synced(tmp_path, monkeypatch):
     (tmp_path / "a" / "foreign.__lock").mkdir()
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    store.driver.clear_directory(store.path)
+    assert not store.driver.clear_directory(store.path, store.path + "z")
     assert synced == [str(tmp_path / "a")]
 
 
@@ -347,9 +347,13 @@ def test_failed_directory_sync_is_reported_for_its_keys(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["fsync", "write", "rename", "close"])
-def test_failing_system_call_keeps_the_old_value_and_leaves_nothing(tmp_path, monkeypatch, call):
+@pytest.mark.parametrize("conditional", [False, True])
+def test_failing_system_call_keeps_the_old_value_and_leaves_nothing(
+    tmp_path, monkeypatch, call, conditional
+):
     store = open_file(f"{tmp_path}/")
     store["a"] = b"old"
+    condition = [store.read("a").result().stamp.generation] if conditional else None
     original = getattr(os, call)
 
     def fail(*args, **options):
@@ -361,7 +365,7 @@ def test_failing_system_call_keeps_the_old_value_and_leaves_nothing(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        columns = store.write_many(WriteRequest(["a"], [b"new"]))
+        columns = store.write_many(WriteRequest(["a"], [b"new"], condition))
     assert str(columns.error[0]).startswith("RESOURCE_EXHAUSTED: Failed to write: ")
     assert isinstance(columns.error[0].__cause__, OSError)
     assert store["a"] == b"old"
@@ -566,3 +570,27 @@ def test_localhost_url_is_absolute():
     assert KvStore.Spec("file:///tmp/a%20b").path == "/tmp/a b"
     with pytest.raises(InvalidKeyError, match=r'"\.\." is not allowed'):
         KvStore.Spec("file:///tmp/%2e%2e/x")
+
+
+@pytest.mark.parametrize("beside", ["b", "c/x", "d/", "a/x", "e.__lock", ""])
+def test_directory_of_one_key_is_not_cleared_as_a_write_replaces_it(tmp_path, beside):
+    store = open_file(f"{tmp_path}/")
+    if beside != "a/x":
+        store["a"] = b"1"
+    path = tmp_path / beside
+    if beside.endswith("/"):
+        path.mkdir()
+    elif beside:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"1")
+    is_alone = beside in ("", "e.__lock")
+    assert store.driver.clear_directory(store.path, f"{store.path}a") == is_alone
+    assert files_below(tmp_path) == {"": ["a"], "e.__lock": ["a", beside]}.get(beside, [])
+    assert not (tmp_path / "d").exists()
+
+
+def test_directory_of_one_key_is_cleared_where_values_are_written_in_place(tmp_path):
+    store = open_file(f"{tmp_path}/", file_io_locking={"mode": "non_atomic"})
+    store["a"] = b"1"
+    assert not store.driver.clear_directory(store.path, f"{store.path}a")
+    assert files_below(tmp_path) == []
