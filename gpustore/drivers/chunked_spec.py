@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,13 @@ from gpustore.drivers.base import (
 )
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.format import ArrayDescription, Format, Selection
+from gpustore.drivers.options import (
+    DEFAULTS,
+    RESOURCES,
+    bound_resources,
+    recheck_bound,
+    take_options,
+)
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -58,29 +64,11 @@ from gpustore.resources.cache_pool import cache_of
 from gpustore.resources.device_cache_pool import TABLE_NBYTES, DeviceCachePool, Residence
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES, ArrayId, CacheUse, Space
-from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.schema import Schema
-from gpustore.strict_json.parsing import JsonValue, Members, in_member, text
-
-_RESOURCES = (
-    "cache_pool",
-    "data_copy_concurrency",
-    "device",
-    "gpu_decode_choice",
-    "device_cache_pool",
-    "gpu_decode_trust",
-    "limits",
-)
-"""Context resources of a chunked driver, besides those of its kvstore."""
-
-_RESOURCE_MEMBERS = (*zip(_RESOURCES, _RESOURCES), (METADATA_POOL, "cache_pool"))
-"""Members of a spec that refer to a context resource, and the identifier of its type."""
+from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
 _ATTEMPTS = 10
-
-_END_OF_TIME = 2**63
-"""TensorStore counts seconds in 64 bits; times beyond are always, or never."""
 
 _CREATE = 'Cannot create using specified "metadata" and schema'
 
@@ -157,7 +145,7 @@ class ChunkedSpec:
         """Return the members of the driver."""
         members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
-            members = {**_DEFAULTS, **members}
+            members = {**DEFAULTS, **members}
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
         metadata = self.metadata.to_json()
@@ -196,7 +184,7 @@ class ChunkedSpec:
         if options.pop("minimal", False):
             spec = replace(spec, metadata=self.format.no_constraints)
         if options:
-            checked = _options(Members(options))
+            checked = take_options(Members(options))
             kept = {name: value for name, value in spec.options.items() if name not in options}
             spec = replace(spec, options={**kept, **checked})
         return spec
@@ -218,7 +206,7 @@ class _Steps:
         self.request = request
         self.name = f'Error opening "{spec.id}" driver'
         context = request.context
-        self.resources = _resources(context, spec.options)
+        self.resources = bound_resources(context, spec.options)
         metadata_pool = self.resources.get(METADATA_POOL, self.resources["cache_pool"])
         with prefixing(self.name):
             self.mode = _checked_mode(request)
@@ -285,7 +273,7 @@ class _Steps:
         if self.mode.delete_existing and self._delete_existing():
             condition = b""
         recheck = self.spec.options.get("recheck_cached_metadata", "open")
-        bound = math.inf if recheck == "open" else _bound(recheck, self.read_at)
+        bound = math.inf if recheck == "open" else recheck_bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
             if self.mode.open:
                 found, _ = self.file.load(bound)
@@ -408,7 +396,7 @@ class _Steps:
         options = self.spec.options
         spec, store = self.spec, self.store
         # References to resources of one context mean nothing in another.
-        kept = {n: v for n, v in options.items() if n not in (*_RESOURCES, METADATA_POOL)}
+        kept = {n: v for n, v in options.items() if n not in (*RESOURCES, METADATA_POOL)}
 
         opened = metadata
 
@@ -434,7 +422,7 @@ class _Steps:
             writable=self.request.writable and self.store.driver.can_write,
             respec=respec,
             assumed=self.mode.assume_metadata,
-            recheck=_bound(options.get("recheck_cached_metadata", "open"), -math.inf),
+            recheck=recheck_bound(options.get("recheck_cached_metadata", "open"), -math.inf),
             read_at=self.read_at,
             hierarchy=self.hierarchy,
             zattrs=_zattrs(self.request.node),
@@ -464,28 +452,13 @@ class _Steps:
 
     def _data_bound(self) -> float:
         recheck = self.spec.options.get("recheck_cached_data", True)
-        return _bound(recheck, self.read_at)
+        return recheck_bound(recheck, self.read_at)
 
 
 def _meaning(metadata: Any) -> bytes:
     """Identity of the decoding: another shape decodes the same values in the same way."""
     meaning: bytes = metadata.with_shape((0,) * len(metadata.shape)).encode()
     return meaning
-
-
-def _resources(
-    context: Context, options: Mapping[str, JsonValue]
-) -> Mapping[str, Context.Resource]:
-    """Return the resources of a driver, of which `options` may refer to others than the default."""
-    given = {name: id for name, id in _RESOURCE_MEMBERS if name in options}
-    if not given:
-        return context.once(_default_resources)
-    ids = {**dict(zip(_RESOURCES, _RESOURCES)), **given}
-    return {name: context.resource(id, options.get(name)) for name, id in ids.items()}
-
-
-def _default_resources(context: Context) -> Mapping[str, Context.Resource]:
-    return {id: context[id] for id in _RESOURCES}
 
 
 def _zattrs(node: Node | None) -> Mapping[str, JsonValue] | None:
@@ -517,50 +490,6 @@ def _checked_mode(request: OpenRequest) -> OpenMode:
     return mode
 
 
-_DEFAULTS: dict[str, JsonValue] = {
-    "fill_missing_data_reads": True,
-    "recheck_cached_data": True,
-    "recheck_cached_metadata": "open",
-    "store_data_equal_to_fill_value": False,
-}
-
-
-def _options(members: Members) -> dict[str, JsonValue]:
-    """Take the options all chunked formats share; those equal to their default are dropped."""
-    options: dict[str, JsonValue] = {}
-    for name in ("fill_missing_data_reads", "store_data_equal_to_fill_value"):
-        if name in members:
-            options[name] = members.take_bool(name)
-    for name in ("recheck_cached_data", "recheck_cached_metadata"):
-        if name in members:
-            options[name] = members.take_with(name, _recheck)
-    # Compared as text: for Python the time 1 equals true.
-    options = {n: value for n, value in options.items() if repr(value) != repr(_DEFAULTS[n])}
-    for name, id in _RESOURCE_MEMBERS:
-        if name in members:
-            options[name] = members.take_with(name, partial(resource_json, id))
-            if options[name] == id:
-                del options[name]  # The default one.
-    return options
-
-
-def _recheck(value: JsonValue) -> JsonValue:
-    if isinstance(value, bool) or value == "open":
-        return value
-    if not isinstance(value, int | float) or value != value:
-        raise MetadataError(f'Expected boolean, number, or "open", but received: {text(value)}')
-    if abs(value) >= _END_OF_TIME:
-        return value > 0
-    return float(value)
-
-
-def _bound(recheck: JsonValue, opened: float) -> float:
-    """The time before which what was read counts as old."""
-    if isinstance(recheck, bool):
-        return math.inf if recheck else -math.inf
-    return recheck if isinstance(recheck, float) else opened
-
-
 def _directory(spec: KvStore.Spec) -> KvStore.Spec:
     """The spec with a path that ends in "/": an array is a directory."""
     if spec.path and not spec.path.endswith("/"):
@@ -588,7 +517,7 @@ class ChunkedKind:
             spec = _directory(spec / path if path else spec)
         format_ = self.format.selecting(Selection.from_members(members))
         constraints = format_.take_constraints(members)
-        options = _options(members)
+        options = take_options(members)
         options.update(format_.take_options(members))
         parsed = ChunkedSpec(format_, spec, schema, constraints, options)
         if constraints is not format_.no_constraints or not schema.is_empty:
