@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Output
+from gpustore.backends.base import NEW, Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.explain.explanation import Explanation
@@ -142,7 +142,9 @@ class TensorStore(OpenedArray):
         if outer is None:
             CURRENT.operation = Operation()
         try:
-            return self._driver.read(self._transform, Output(out, order, stream), batch)
+            plain = out is None and stream is None and order == "C"
+            output = NEW if plain else Output(out, order, stream)
+            return self._driver.read(self._transform, output, batch)
         finally:
             CURRENT.operation = outer
 

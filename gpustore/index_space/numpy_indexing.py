@@ -148,7 +148,7 @@ def _index_inside(
             [next(kept) if type(item) is slice else constant_map(item) for item in index]
         )
     explicit = _EXPLICIT[rank]
-    return make_domain(Box._make((tuple(low), tuple(high), explicit, explicit)), labels), maps
+    return make_domain(Box(tuple(low), tuple(high), explicit, explicit), labels), maps
 
 
 _EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
