@@ -271,5 +271,7 @@ _ANSWERS = {
 }
 """What kernels leave in device memory for the host, by expression."""
 
-_WITHOUT_RESULTS = ("cast", "copy", "fill", "guard", "replace_damaged", "shuffle", "stream")
-"""Families of kernels that leave nothing for the host."""
+_WITHOUT_RESULTS = (
+    *("cast", "copy", "fill", "guard", "pattern", "replace_damaged", "shuffle", "stream"),
+)
+"""Families of kernels that leave nothing for the host; no chunk holds a pattern."""

@@ -82,7 +82,7 @@ class CudaTarget:
         select_backend(parse_device(self.name)).release()
         runtime.deviceSynchronize()
         cupy.get_default_memory_pool().free_all_blocks()
-        runtime.memPoolTrimTo(runtime.deviceGetDefaultMemPool(0), 0)
+        runtime.memPoolTrimTo(self.device._pool(), 0)
 
     def used_nbytes(self):
         """Device memory that is taken, by pools too: these keep the most that was needed."""
@@ -103,6 +103,8 @@ class CudaClock:
         return stream.record(cupy.cuda.Event())
 
     def milliseconds(self, mark):
+        for event in (self._first, mark):
+            event.synchronize()
         return cupy.cuda.get_elapsed_time(self._first, mark)
 
 

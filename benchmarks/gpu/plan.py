@@ -51,9 +51,9 @@ PROBES = {
     "health": (
         *_FIRST,
         Probe("engines", 40, 15),
-        Probe("arrays", 60, 20),
-        Probe("suite", 170, 120, needs_device=False),
-        Probe("sanitizer", 60, 40, needs_device=False),
+        Probe("arrays", 60, 30),
+        Probe("suite", 170, 110, needs_device=False),
+        Probe("sanitizer", 90, 60, needs_device=False),
     ),
     "limits": (
         *_FIRST,

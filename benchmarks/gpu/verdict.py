@@ -32,6 +32,14 @@ def _engines(probes):
     )
 
 
+def _self_test(probes):
+    facts = probes.get("engines", {}).get("facts", {})
+    what = "self-test of the decoder"
+    if "shortcoming" not in facts:
+        return _row(what, "not asked", None)
+    return _row(what, facts["shortcoming"] or facts["engine"] or "", not facts["shortcoming"])
+
+
 def _arrays(probes):
     return _right(
         probes,
@@ -79,6 +87,7 @@ def _sanitizer(probes):
 def _health(report):
     probes = report["probes"]
     return [
+        _self_test(probes),
         _engines(probes),
         _arrays(probes),
         _counted(probes, "retries", "retries"),

@@ -190,7 +190,11 @@ def health(**more):
     right = {"right": True, "retries": 0, "host_fallbacks": 0}
     counts = {"PASSED": 9, "FAILED": 0, "ERROR": 0, "SKIPPED": 1}
     facts = {
-        "engines": {codec: {"right": True} for codec in CODECS},
+        "engines": {
+            "engine": "nvcomp 6.0",
+            "shortcoming": None,
+            **{codec: {"right": True} for codec in CODECS},
+        },
         "arrays": {"zarr2-raw-1MiB": right, "zarr2-zstd-1MiB": right},
         "suite": {"counts": counts, "failed": [], "exit_status": 0},
         "sanitizer": {"memcheck": {"exit_status": 0, "errors": 0}},
@@ -204,6 +208,7 @@ def health(**more):
 @pytest.mark.parametrize(
     ("probe", "facts", "what"),
     [
+        ("engines", {"shortcoming": "no nvcomp"}, "self-test of the decoder"),
         ("engines", {"zstd": {"error": "no"}}, "streams of each codec are decoded"),
         ("engines", {"zstd": {"missing": "no"}}, "streams of each codec are decoded"),
         ("arrays", {"zarr2-zstd-1MiB": {"right": False}}, "small arrays are read"),

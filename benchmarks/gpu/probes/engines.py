@@ -28,10 +28,13 @@ def decoded_by(target, codec, expression=None):
 def run(findings, target, variant):
     del variant
     findings.attempt("description", target.description)
-    findings.note("decoder", getattr(target.device, "decoder", None))
+    state = target.device.decoders()
+    findings.note("engine", state.engine)
+    findings.note("shortcoming", state.shortcoming)
+    findings.note("missing", dict(state.missing))
     for codec in CODECS:
         if target.device.codec(codec) is None:
-            findings.note(codec, {"missing": "the device has no library that decodes it"})
+            findings.note(codec, {"missing": state.missing.get(codec, "not known")})
         elif findings.begin(codec, 20):
             findings.attempt(codec, functools.partial(decoded_by, target, codec))
             findings.leave_if_lost(target, codec)

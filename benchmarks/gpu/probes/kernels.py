@@ -10,9 +10,11 @@ from benchmarks.gpu.stream import encode, make_data
 from benchmarks.gpu.stream_batch import StreamBatch
 from benchmarks.gpu.timing import milliseconds, rate
 from gpustore.codec_chain.device_values import cast_conversions, convert, sum_values
-from gpustore.device.command_list import CommandList
+from gpustore.device.encoding_list import EncodingList
 from gpustore.device.kernels.block import (
+    bit_shuffle_launches,
     bit_unshuffle_launches,
+    shuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
@@ -61,7 +63,7 @@ class Chunks:
 
     def commands(self):
         spans = Spans(self.src.astype(np.uint64), np.full(self.count, self.nbytes, np.uint64))
-        return CommandList(self.device, self.stream, np.arange(self.count), spans)
+        return EncodingList(self.device, self.stream, np.arange(self.count), spans)
 
     def rows(self, extent, src_stride, dst_stride):
         count = np.repeat(np.array(extent)[:, None], self.count, axis=1)
@@ -106,6 +108,10 @@ def _unpacked(chunks):
     return record
 
 
+def _matched(commands):
+    commands.match(b"\0\0")  # As all bytes are: whole pieces are read.
+
+
 def kernels(chunks):
     """Name, what records the launches, and bytes read and written for each byte of a chunk."""
     nbytes = chunks.nbytes
@@ -144,6 +150,8 @@ def kernels(chunks):
     for name, launches, sizes in (
         ("unshuffle", unshuffle_launches, (2, 4, 8)),
         ("bit unshuffle", bit_unshuffle_launches, (1, 2, 4)),
+        ("shuffle", shuffle_launches, (2, 4)),
+        ("bit shuffle", bit_shuffle_launches, (2, 4)),
     ):
         found += [
             (f"{name} {size}", _launched(launches(chunks.src, chunks.dst, nbytes, size)), 2)
@@ -151,6 +159,7 @@ def kernels(chunks):
         ]
     found += [(name, _summed(name), 1) for name in ("crc32c", "crc32", "adler32")]
     found += [
+        ("comparison with a fill value", _matched, 1),
         ("check of bits", lambda commands: commands.check_bits(b"\xfe"), 1),
         ("clear of bits", lambda commands: commands.clear_bits(b"\xfe"), 2),
         ("check of records", lambda commands: commands.check_bits(b"\xfe\0\0"), 1),
