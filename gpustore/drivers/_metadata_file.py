@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore.drivers._remembered import REMEMBERED_NBYTES, decoded, encoded
+from gpustore.drivers._remembered import decoded, encoded
 from gpustore.drivers.format import Format
 from gpustore.errors import GpustoreError, naming_key
 from gpustore.kvstores.base import KvStoreDriver
@@ -16,6 +16,7 @@ from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.metadata.node import Node
 from gpustore.runtime.cache import Cache, Entry, Space
 from gpustore.runtime.limits import Limits
+from gpustore.strict_json.spelled import REMEMBERED_NBYTES
 
 
 @dataclass(frozen=True, slots=True)

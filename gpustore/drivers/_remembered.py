@@ -15,27 +15,9 @@ from gpustore.metadata.document import ArrayMetadata, parse_shape, with_json_num
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, parse
-
-REMEMBERED_NBYTES = 16 << 10
-"""Longest document, and text of constraints, whose parsed form is remembered."""
+from gpustore.strict_json.spelled import REMEMBERED_NBYTES, Spelled
 
 _NO_SCHEMA = Schema()
-
-
-class Spelled:
-    """Something that is told by its text from others; ``1``, ``1.0`` and ``true`` differ."""
-
-    __slots__ = ("_text", "value")
-
-    def __init__(self, text: str, value: Any) -> None:
-        self._text = text
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spelled) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
 
 
 class _Same:

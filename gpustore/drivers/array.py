@@ -314,6 +314,7 @@ def wrap(
 class _ArrayKind:
     id = "array"
     is_adapter = False
+    shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> ArraySpec:
         """Take ``array``; the data type must be known."""

@@ -121,6 +121,7 @@ class AutoSpec:
 class _AutoKind:
     id = "auto"
     is_adapter = False
+    shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> AutoSpec:
         """Take ``kvstore``, ``path``, and what else there is as context resources."""

@@ -397,6 +397,8 @@ class DriverKind(Protocol):
     id: str
     is_adapter: bool
     """Whether the driver adapts another driver, and is an :class:`AdapterKind`."""
+    shares_members: bool
+    """Whether specs that differ in ``kvstore`` alone may share what their members are parsed to."""
 
     def from_json(self, members: Members, schema: Schema) -> DriverSpec:
         """Take the members this driver knows; the caller checks that none are left."""

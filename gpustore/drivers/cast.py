@@ -379,6 +379,7 @@ def _converted_fill(schema: Schema, dtype: dtype_) -> Any:
 class _CastKind:
     id = "cast"
     is_adapter = True
+    shares_members = False
 
     def from_base(
         self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema

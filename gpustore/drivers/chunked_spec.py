@@ -501,6 +501,7 @@ class ChunkedKind:
     """Base of the objects that modules of chunked formats register as drivers."""
 
     is_adapter = False
+    shares_members = True
 
     def __init__(self, format_: Format) -> None:
         self.format = format_

@@ -270,6 +270,7 @@ class JsonSpec:
 class _JsonKind:
     id = "json"
     is_adapter = False
+    shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> JsonSpec:
         """Take ``kvstore``, ``path`` and ``json_pointer``."""

@@ -17,7 +17,6 @@ from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.data_types.unit import Unit
-from gpustore.drivers._remembered import REMEMBERED_NBYTES, Spelled
 from gpustore.drivers.base import (
     MODE_FLAGS,
     DriverKind,
@@ -26,7 +25,6 @@ from gpustore.drivers.base import (
     OpenMode,
     OpenRequest,
 )
-from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
@@ -56,6 +54,7 @@ from gpustore.strict_json.parsing import (
     quote,
 )
 from gpustore.strict_json.repr import pretty
+from gpustore.strict_json.spelled import REMEMBERED_NBYTES, Spelled
 from gpustore.url import about_url, parse_pipeline
 
 SpecLike = Any
@@ -425,13 +424,10 @@ def _differs_in_kvstore(json: JsonValue) -> bool:
     """Whether many specs may be like `json` but for the kvstore, and can share what they hold."""
     if not isinstance(json, dict) or not isinstance(json.get("kvstore"), dict):
         return False
-    name = json.get("driver")
-    return (
-        "path" not in json
-        and "context" not in json
-        and isinstance(name, str)
-        and isinstance(registry.find("drivers", name), ChunkedKind)
-    )
+    if "path" in json or "context" in json or not isinstance(json.get("driver"), str):
+        return False
+    kind: DriverKind | None = registry.find("drivers", json["driver"])
+    return kind is not None and kind.shares_members
 
 
 @lru_cache(maxsize=64)
