@@ -100,7 +100,7 @@ class NullDevice:
 
     def memory(self):
         self._count("memory")
-        return MemoryInfo(80 * GIB, 78 * GIB, 50 << 20)
+        return MemoryInfo(80 * GIB, 78 * GIB)
 
     def allocate(self, nbytes, stream):
         self._count("allocate")

@@ -63,13 +63,10 @@ class MemoryInfo:
     ----------
     total_nbytes, free_nbytes : int
         Device memory; free memory includes memory that this process has kept for reuse.
-    l2_nbytes : int
-        Second-level cache; data that is written and soon read again should fit in it.
     """
 
     total_nbytes: int
     free_nbytes: int
-    l2_nbytes: int
 
 
 class Allocation(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexTransform
-from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.chunked_array import ChunkedArray, with_decoder
 from gpustore.pipelines.read import PLANNED_ROWS, batches, contiguous, most_keys, sink_of
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.future import Future
@@ -40,6 +40,7 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
     shape = tuple(transform.domain.shape)
     plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
     STATISTICS.add(chunks_planned=sum([plan.rows for _, plan in plans]))
+    plans = with_decoder(plans)
     sink = sink_of(array, plans, [])
 
     def load(one: ChunkedArray, plan: ChunkPlan, number: int, count: int) -> None:

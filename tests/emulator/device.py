@@ -193,7 +193,7 @@ class EmulatedDevice:
         One of :data:`tests.emulator.queue.ORDERS`.
     seed : int
         Of the order ``random``.
-    total_nbytes, l2_nbytes, multiprocessors : int
+    total_nbytes, multiprocessors : int
         Figures that decisions read; by default those of an H100. Memory is taken when it is used.
     file_alignment : int
         What reads of files want offsets, lengths and addresses to be multiples of.
@@ -223,7 +223,6 @@ class EmulatedDevice:
         *,
         seed=0,
         total_nbytes=78 << 30,
-        l2_nbytes=50 << 20,
         multiprocessors=132,
         file_alignment=4096,
         direct_files=True,
@@ -239,7 +238,6 @@ class EmulatedDevice:
         self.breaches = []
         self._queue = Queue(order, seed)
         self._memory = Memory(total_nbytes)
-        self._l2_nbytes = l2_nbytes
         self.multiprocessors = multiprocessors
         self._file_alignment = file_alignment
         self._direct_files = direct_files
@@ -259,7 +257,7 @@ class EmulatedDevice:
     def memory(self):
         with self._asked("memory"):
             free = self._memory.total_nbytes - self._memory.live_nbytes
-            return MemoryInfo(self._memory.total_nbytes, free, self._l2_nbytes)
+            return MemoryInfo(self._memory.total_nbytes, free)
 
     def allocate(self, nbytes, stream):
         with self._asked("allocate"):

@@ -165,8 +165,7 @@ class CudaDevice:
         reserved = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)
         used = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrUsedMemCurrent)
         kept = reserved - used + cupy.get_default_memory_pool().free_bytes()
-        cache = runtime.deviceGetAttribute(runtime.cudaDevAttrL2CacheSize, self.ordinal)
-        return MemoryInfo(total, min(total, free + kept), cache)
+        return MemoryInfo(total, min(total, free + kept))
 
     @_on_device
     def allocate(self, nbytes: int, stream: Any) -> _Allocation:
