@@ -5,6 +5,7 @@ just enough to be asked for a device.
 """
 
 import sys
+import types
 
 import pytest
 
@@ -156,6 +157,40 @@ def test_a_lost_gpu_says_the_same_for_ever_and_holds_nobody(cupy):
         "use the device any more: start it anew"
     }
     assert len({id(error) for error in errors}) == 3
+
+
+def test_device_memory_comes_from_a_pool_of_its_own(cupy):
+    """CUDA's default pool belongs to other libraries, too."""
+    cupy(WORKING)
+    device = select_backend(parse_device("cuda:0")).driven
+    runtime, attributes, pools = sys.modules["cupy"].cuda.runtime, {}, []
+
+    def create(properties):
+        pools.append(properties)
+        return 70 + len(pools)
+
+    runtime.cudaMemAllocationTypePinned = runtime.cudaMemLocationTypeDevice = 1
+    runtime.cudaMemHandleTypeNone = 0
+    runtime.cudaMemPoolAttrReleaseThreshold = 4
+    runtime.MemPoolProps = staticmethod(lambda *properties: properties)
+    runtime.memPoolCreate = staticmethod(create)
+    runtime.memGetInfo = staticmethod(lambda: (70 << 30, 80 << 30))
+    runtime.memPoolSetAttribute = staticmethod(
+        lambda pool, attribute, value: attributes.update({(pool, attribute): value})
+    )
+    runtime.mallocFromPoolAsync = staticmethod(lambda nbytes, pool, stream: 1000 * pool)
+    stream = types.SimpleNamespace(ptr=7)
+    assert [device.allocate(10, stream).address for _ in range(2)] == [71_000, 71_000]
+    assert pools == [(1, 0, 1, 0)]
+    assert attributes == {(71, 4): 5 << 30}
+
+
+def test_threads_sleep_while_they_wait_for_events(cupy):
+    cupy(WORKING)
+    device = select_backend(parse_device("cuda:0")).driven
+    sys.modules["cupy"].cuda.Event = lambda **flags: flags
+    stream = types.SimpleNamespace(record=lambda event: event)
+    assert device.record(stream) == {"block": True, "disable_timing": True}
 
 
 @pytest.mark.parametrize(
