@@ -105,10 +105,13 @@ class MetadataFile:
         return naming_key(self.key)
 
     def save(self, metadata: Any, generation: bytes) -> bool:
-        """Replace the metadata if their generation is still `generation`; return whether it was."""
+        """Replace the metadata if their generation is still `generation`; return whether it was.
+
+        Without a generation the old ones count as deleted.
+        """
         try:
             columns = self.store.write_many(
-                WriteRequest([self.key], [encoded(metadata)], [generation])
+                WriteRequest([self.key], [encoded(metadata)], [generation], anew=not generation)
             )
         finally:
             if self.cache is not None:

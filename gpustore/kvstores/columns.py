@@ -106,11 +106,15 @@ class WriteRequest:
     if_equal : sequence of bytes, length n, optional
         Condition: the stored generation equals this one; ``b""`` is no condition, :data:`ABSENT`
         requires a missing key.
+    anew : bool
+        Whether old values count as deleted, so that readers may find neither the old nor the new
+        one for a moment. ext4 writes a file to the disk that replaces another, in 1 ms.
     """
 
     keys: Sequence[str]
     values: Sequence[Buffer | None]
     if_equal: Sequence[bytes] | None = None
+    anew: bool = False
 
 
 @dataclass(slots=True)

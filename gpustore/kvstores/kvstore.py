@@ -474,7 +474,9 @@ class KvStore:
     def write_many(self, request: WriteRequest) -> WriteColumns:
         """Write a batch whose keys are relative to :attr:`path`; see ``kvstores.base``."""
         whole = self._whole(request.keys)
-        return self._driver.write_many(WriteRequest(whole, request.values, request.if_equal))
+        return self._driver.write_many(
+            WriteRequest(whole, request.values, request.if_equal, request.anew)
+        )
 
     def locate_many(self, keys: Sequence[str]) -> LocateColumns:
         """Return the places of values; keys are relative to :attr:`path`."""

@@ -290,7 +290,7 @@ class FileKvStore(KvStoreDriver):
 
     def write_many(self, request: WriteRequest) -> WriteColumns:
         result = WriteColumns.blank(len(request.keys))
-        batch = WriteBatch(self._root, self._options, link=len(request.keys) > 1)
+        batch = WriteBatch(self._root, self._options, link=len(request.keys) > 1, anew=request.anew)
         try:
             for i, (key, value) in enumerate(zip(request.keys, request.values, strict=True)):
                 condition = b"" if request.if_equal is None else request.if_equal[i]

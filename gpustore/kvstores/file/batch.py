@@ -9,6 +9,7 @@ synced once, when the batch is closed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Final
@@ -52,12 +53,17 @@ class WriteBatch:
     link : bool, optional
         Whether the batch is large enough for a shared lock file. The file lies in one of the keys'
         directories, so these must not be removed in the batch.
+    anew : bool, optional
+        Whether to delete an old value, under the lock, before its new one gets the name.
     """
 
-    __slots__ = ("_cancel", "_directories", "_linked", "_options", "_root")
+    __slots__ = ("_anew", "_cancel", "_directories", "_linked", "_options", "_root")
 
-    def __init__(self, root: Root, options: FileOptions, *, link: bool = False) -> None:
+    def __init__(
+        self, root: Root, options: FileOptions, *, link: bool = False, anew: bool = False
+    ) -> None:
         self._root = root
+        self._anew = anew
         self._options = options
         self._linked = LinkedLock(temporary_name("lock")) if link else None
         self._cancel = CancelToken.current()
@@ -145,6 +151,9 @@ class WriteBatch:
                     # A file system may tell only now that it has no room. The lock is held on.
                     os.close(os.dup(lock.descriptor))
                     self._cancel.check()
+                    if self._anew:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=directory)
                     lock.rename(name)
                 else:
                     with TemporaryFile(directory, name, (value,), sync=sync) as file:

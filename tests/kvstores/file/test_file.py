@@ -594,3 +594,24 @@ def test_directory_of_one_key_is_cleared_where_values_are_written_in_place(tmp_p
     store["a"] = b"1"
     assert not store.driver.clear_directory(store.path, f"{store.path}a")
     assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_only_a_value_that_counts_as_deleted_may_be_missing_for_a_moment(
+    tmp_path, monkeypatch, anew
+):
+    store = open_file(f"{tmp_path}/")
+    store["a"] = b"old"
+    seen = []
+    rename = os.rename
+
+    def renamed(*args, **options):
+        seen.append((tmp_path / "a").exists())
+        rename(*args, **options)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    for key in ("a", "b"):
+        store.write_many(WriteRequest([key], [b"new"], anew=anew)).raise_first()
+    assert seen == [not anew, True]
+    assert (store["a"], store["b"]) == (b"new", b"new")
+    assert files_below(tmp_path) == ["a", "b"]
