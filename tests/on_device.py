@@ -51,8 +51,8 @@ def _settle(device):
     wait_until(is_empty)
 
 
-def on_host(device, array):
-    """A NumPy copy of an array on a device."""
+def on_host(device, array, stream=None):
+    """A NumPy copy of an array on a device, made on its stream or on a new one."""
     view = device.wrap(array)
     shape, itemsize = view.shape, view.dtype.itemsize
     low = sum(min(0, step * (size - 1)) for step, size in zip(view.strides, shape, strict=True))
@@ -61,7 +61,7 @@ def on_host(device, array):
         return np.empty(shape, view.dtype)
     nbytes = high - low + itemsize
     pinned = device.allocate_pinned(nbytes)
-    stream = device.stream()
+    stream = device.stream() if stream is None else stream
     device.download(view.address + low, pinned, 0, nbytes, stream)
     device.synchronize(device.record(stream))
     data = np.array(pinned.view)

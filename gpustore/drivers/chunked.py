@@ -197,15 +197,17 @@ class ChunkedDriver:
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
+        # A read for a stream is not kept waiting for others.
+        wait = wait_with_others if output.stream is None else None
         if self.recheck > self.read_at:
             output = self._from_here(output)
-            start = self._rechecked(transform, partial(read, output=output, wait=wait_with_others))
+            start = self._rechecked(transform, partial(read, output=output, wait=wait))
             if batch is None:
                 return start()
             return batch._later(start, lambda: self.explain(transform))
         if batch is not None:
             return read_in_batch(self.reader, transform, batch, output)
-        return read(self.reader, transform, output, wait=wait_with_others)
+        return read(self.reader, transform, output, wait=wait)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

@@ -33,7 +33,8 @@ from gpustore.pipelines.value_change import (
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import wait_at_exit
-from gpustore.runtime.future import Future, Promise, epoch, without_locals
+from gpustore.runtime.frames import without_locals
+from gpustore.runtime.future import Future, Promise, epoch
 from gpustore.runtime.statistics import Operation, attributed
 
 PLANNED_ROWS = 4096

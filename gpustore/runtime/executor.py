@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
+from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import (
     Future,
     Promise,
@@ -35,7 +36,6 @@ from gpustore.runtime.future import (
     new,
     report,
     thread_state,
-    without_locals,
 )
 from gpustore.runtime.statistics import CURRENT
 

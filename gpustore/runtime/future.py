@@ -26,7 +26,6 @@ import math
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError as _ThreadCancelledError
 from concurrent.futures import Future as _ThreadFuture
@@ -34,6 +33,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
+from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
 T = TypeVar("T")
@@ -97,8 +97,8 @@ class Future(Generic[T]):
     """
 
     __slots__ = (
-        "__weakref__", "_callbacks", "_deferred", "_done", "_epoch", "_error", "_help", "_lock",
-        "_statistics", "_value", "_waiters",
+        "__weakref__", "_callbacks", "_deferred", "_done", "_early", "_epoch", "_error", "_help",
+        "_lock", "_statistics", "_value", "_waiters",
     )  # fmt: skip
 
     _lock: threading.Lock
@@ -108,6 +108,7 @@ class Future(Generic[T]):
     _callbacks: list[Callable[[Future[T]], object]]
     _waiters: list[threading.Lock]
     _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
+    _early: Callable[[], tuple[T] | None] | None  # the result for a stream, if it may wait for it
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
     _statistics: Operation | None  # counters of the operation that the Future is a part of
@@ -219,6 +220,25 @@ class Future(Generic[T]):
                 # The traceback refers to this frame: without this, error and Future make a cycle.
                 self = error = None  # type: ignore[assignment]
         return self._value
+
+    def on_stream(self) -> T:
+        """Return the array of a read for the stream of the read, without a wait for the device.
+
+        Returns as soon as all work is queued; what the stream is given from now on runs behind it.
+        Whether the array has the right elements is known later: :meth:`result` raises the error.
+        Reads into host memory, and those that begin later (in a Batch), return their result.
+        """
+        early = self._early
+        if early is not None:
+            self._check_epoch()
+            try:
+                found = early()
+            except KeyboardInterrupt:
+                self.cancel()
+                raise
+            if found is not None:
+                return found[0]
+        return self.result()
 
     def exception(
         self, timeout: float | None = None, deadline: float | None = None
@@ -340,7 +360,7 @@ class Future(Generic[T]):
 
     def _announce(self) -> None:
         """Wake waiting threads and call the callbacks; called once, by the thread that finished."""
-        self._deferred = self._help = None
+        self._deferred = self._help = self._early = None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.release()
@@ -372,11 +392,7 @@ class Future(Generic[T]):
         else:
             self.force()
             seconds = _seconds(timeout, deadline)
-        if self._epoch is not None and self._epoch != _epoch and not self._done:
-            raise ForkError(
-                "this operation began before the process forked, and the threads that worked on "
-                "it exist only in the parent: start it again in the child"
-            )
+        self._check_epoch()
         crew = thread_state.crew
         if crew is not None:
             crew.begin_wait()
@@ -392,6 +408,14 @@ class Future(Generic[T]):
         finally:
             if crew is not None:
                 crew.end_wait()
+
+    def _check_epoch(self) -> None:
+        """Raise ForkError if the threads that work on this exist only in the parent process."""
+        if self._epoch is not None and self._epoch != _epoch and not self._done:
+            raise ForkError(
+                "this operation began before the process forked, and the threads that worked on "
+                "it exist only in the parent: start it again in the child"
+            )
 
     def _block(self, seconds: float) -> bool:
         """Sleep until done, or for `seconds` (-1: no limit). Signal handlers run meanwhile.
@@ -453,6 +477,10 @@ class Promise(Generic[T]):
             raise TypeError(f"set_exception: expected an exception, but received: {exception!r}")
         self._future._finish(None, exception)
 
+    def offer(self, early: Callable[[], tuple[T] | None]) -> None:
+        """Have :meth:`Future.on_stream` call `early`; it awaits the result if that returns None."""
+        self._future._early = early
+
     def follow(self, future: Future[T]) -> None:
         """Finish as `future` does; cancelling this promise's Future cancels `future`."""
         self.hand_over()._follow(future)
@@ -488,7 +516,7 @@ def new(epoch: int | None = None) -> Future[Any]:
     self: Future[Any] = object.__new__(Future)
     self._lock = threading.Lock()
     self._done = False
-    self._value = self._error = self._deferred = self._help = None
+    self._value = self._error = self._deferred = self._help = self._early = None
     self._callbacks = []
     self._waiters = []
     self._epoch = epoch
@@ -526,24 +554,6 @@ def report(error: BaseException, where: str) -> None:
 def epoch() -> int:
     """Return the number of forks between this process and the one that imported gpustore."""
     return _epoch
-
-
-def without_locals(error: BaseException) -> BaseException:
-    """Clear the local variables in the traceback of `error` and its causes; line numbers stay.
-
-    Otherwise a failed Future would keep alive all arrays its task had in local variables. Closures
-    keep theirs: a frame does not release its function. The outermost frame, which caught the error
-    and still runs, is taken off the traceback.
-    """
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _seconds(timeout: float | None, deadline: float | None) -> float:

@@ -69,6 +69,8 @@ class Faults:
         Launch or codec call that loses the device, with everything in its memory.
     failing : dict of (str, int) to bool
         Calls of operations, by name and number, that fail with a DeviceError; true: for ever.
+    before_wait : callable or None
+        Called by each thread before it waits for an event: how long a device takes.
     polls : int
         How often ``is_done`` says no before anything happens: how slow streams are.
     """
@@ -86,6 +88,7 @@ class Faults:
     meanwhile: object = None
     lost_at: int | None = None
     failing: dict = field(default_factory=dict)
+    before_wait: object = None
     polls: int = 1
 
 
@@ -371,6 +374,8 @@ class EmulatedDevice:
             return event.is_done
 
     def synchronize(self, event):
+        if self.faults.before_wait is not None:
+            self.faults.before_wait()
         with self._asked("synchronize"):
             for task in event.tasks:
                 self._run(lambda task=task: self._queue.finish(task))

@@ -231,7 +231,7 @@ class DeviceBackend:
                 self.buffers.free()
                 has_freed = True
             else:
-                return DeviceMemory(view, self.driven.record(stream))
+                return DeviceMemory(view, self.driven.record(stream), stream)
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
@@ -253,7 +253,8 @@ class DeviceBackend:
         is_shared = any(step == 0 and size > 1 for step, size in zip(view.strides, view.shape))
         if is_shared and 0 not in shape:
             raise TypeError("out has elements that share their memory")
-        return DeviceMemory(view, self.driven.record(self.driven.caller_stream(stream)))
+        stream = self.driven.caller_stream(stream)
+        return DeviceMemory(view, self.driven.record(stream), stream)
 
     def source(
         self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]

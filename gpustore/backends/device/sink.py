@@ -25,6 +25,7 @@ from gpustore.backends.base import Check
 from gpustore.backends.device.chunk_cache import CachedChunks
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
+from gpustore.backends.device.early_result import EarlyResult
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.staging_buffer import StagingArena, StagingBuffer, StagingBuffers
@@ -39,7 +40,7 @@ from gpustore.backends.device.submission import (
     too_large,
 )
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.protocol import Device, DeviceArray, Event
+from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError, GpustoreError, LimitError
 from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.planning.copy_plan import CopyWindow
@@ -63,10 +64,13 @@ class DeviceMemory:
     view : DeviceArray
     ready : Event
         Event behind all other uses of the memory.
+    stream : Stream, optional
+        Stream of the caller.
     """
 
     view: DeviceArray
     ready: Event
+    stream: Stream | None = None
 
     @property
     def array(self) -> Any:
@@ -146,6 +150,8 @@ class DeviceSink:
         self._running: deque[Submission] = deque()
         self._left: deque[Left] = deque()
         self._groups = 0
+        streams = [memory.stream for memory in out if memory.stream is not None]
+        self._early = EarlyResult(device, streams)
 
     @property
     def nbytes(self) -> int:
@@ -178,6 +184,7 @@ class DeviceSink:
         if not len(tasks):
             return executor.run_all(tasks, result)
         promise, future = Promise[Any].new()
+        promise.offer(partial(self._early.take, result))
 
         def begin(buffer: StagingBuffer) -> None:
             self._idle.append(buffer)
@@ -196,6 +203,8 @@ class DeviceSink:
             opened, self._open = self._open, None
             if opened is not None:
                 self._begin(opened)
+            if not self._left:
+                self._early.queued(list(self._running))
             while self._running:
                 self._complete(self._running.popleft())
             if self._left:
@@ -207,6 +216,7 @@ class DeviceSink:
             self._put_back()
             raise
         self._put_back()
+        self._early.check()
         return result()
 
     def _close(self) -> None:
@@ -216,6 +226,7 @@ class DeviceSink:
             self._put_back()
 
     def _put_back(self) -> None:
+        self._early.over()
         live, self._live = self._live, []
         for submission in live:
             try:
@@ -329,6 +340,8 @@ class DeviceSink:
     def _complete(self, submission: Submission) -> None:
         """Wait for a submission, note what it leaves to the host, and report the others."""
         left = submission.finish()
+        if left:
+            self._early.wrong(sum([len(one.rows) for one in left]))
         with self._changed:
             self._live.remove(submission)
             self._left.extend(left)

@@ -232,6 +232,8 @@ class Submission:
         Number of threads that will add a piece.
     is_closed : bool
         Whether no other thread may join them.
+    event : Event or None
+        Event behind all work of the submission, once it has begun.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class Submission:
         self._is_queued = False
         self._groups: list[_Group] = []
         self._parts: list[tuple[_Group, CommandList, int]] = []
-        self._event: Event | None = None
+        self.event: Event | None = None
         self._kept: list[_Kept] = []
         self._unkept: list[_Kept] = []
         self._keeps = True
@@ -270,7 +272,7 @@ class Submission:
         for group in self._groups:
             self._queue(group, np.flatnonzero(group.state != FAILED))
         if self._is_queued:
-            self._event = self._device.record(self.buffer.stream)
+            self.event = self._device.record(self.buffer.stream)
 
     def _queue(self, group: _Group, rows: Integers) -> None:
         """Queue the work for some rows of a group; of halves of them if memory is short."""
@@ -480,14 +482,21 @@ class Submission:
             device.download(buffer.address(results), buffer.pinned, results, nbytes, stream)
             STATISTICS.add(copies=1, bytes_to_host=nbytes)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no row is known to be left to the host, or to have failed."""
+        return not any(commands.fallbacks for _, commands, _ in self._parts) and not any(
+            piece.errors for piece in self.pieces
+        )
+
     def synchronize(self) -> None:
         """Wait until all work has run on the device."""
-        if self._event is not None:
-            self._device.synchronize(self._event)
+        if self.event is not None:
+            self._device.synchronize(self.event)
 
     def finish(self) -> list[Left]:
         """Wait for the results; return the rows that are left to the host."""
-        if self._event is not None:
+        if self.event is not None:
             self.synchronize()
             STATISTICS.add(waits=1)
         left: dict[int, list[Integers]] = {}
