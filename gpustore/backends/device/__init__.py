@@ -88,7 +88,7 @@ class DeviceBackend:
         self.device = driven.name
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
-        self.encoder = DeviceEncoder(driven)
+        self.encoder = DeviceEncoder(driven, self.buffers.free)
         self.caches = ChunkCaches(driven)
 
     def part_nbytes(self) -> int:

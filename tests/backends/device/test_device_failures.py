@@ -78,8 +78,14 @@ def batch(store):
 
 
 def copied(store):
-    """Written from where it was read to: what is not in C order is packed first."""
+    """Written from where it was read to: gathered and encoded on the device."""
     store[...] = store.read(order="F").result(timeout=TIMEOUT_S)
+    return whole(store)
+
+
+def changed(store):
+    """Parts of chunks are written: these are decoded, changed and encoded."""
+    store[3:30, 5:20] = store[3:30, 5:20].read(order="F").result(timeout=TIMEOUT_S)
     return whole(store)
 
 
@@ -94,6 +100,7 @@ CASES = {
     "crops": Case({"id": "zlib", "level": 1}, crops),
     "batch": Case(BLOSC, batch),
     "copied": Case(ZSTD, copied),
+    "changed": Case(BLOSC, changed),
 }
 
 QUICK = ("zstd", "crops", "direct", "host alone")

@@ -35,10 +35,29 @@ def spec(tmp_path_factory):
 
 
 def write_back(store, device):
-    """A write from the device that changes nothing, packed there first."""
+    """A write from the device that changes nothing; the host encodes it."""
     source = store[:4].read(order="F").result()
     store[:4].write(source).result()
     return source
+
+
+def write_encoded(store, device):
+    """A write of parts of chunks, encoded on the device."""
+    source = store[2:15, 3:].read(order="F").result()
+    made = {
+        "driver": "zarr",
+        "kvstore": "memory://",
+        "metadata": {
+            "shape": list(SHAPE),
+            "chunks": [8, 6],
+            "dtype": ">u4",
+            "compressor": {"id": "blosc", "cname": "zlib", "clevel": 5, "shuffle": 2},
+        },
+    }
+    other = gpustore.open(made, create=True, device=device.name).result()
+    other[...] = np.arange(480, dtype="<u4").reshape(SHAPE) + 1
+    other[2:15, 3:].write(source).result()
+    return other.read().result()
 
 
 WORK = {
@@ -47,6 +66,7 @@ WORK = {
     # Tables of more bytes than a staging buffer has.
     "points": lambda store, device: store.vindex[POINTS % 24, POINTS % 20].read().result(),
     "write": write_back,
+    "encoded write": write_encoded,
 }
 
 

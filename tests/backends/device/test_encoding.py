@@ -314,3 +314,68 @@ def test_records_are_written_field_by_field(tmp_path, device):
         array = elements(dtype[field].base.newbyteorder("="), reader.shape)
         written(device, there, np.s_[...], array)
         assert np.array_equal(reader.read().result(), array)
+
+
+def sharded(path, device, inner):
+    """An array of shards of 4 inner chunks, on the host and on the device."""
+    configuration = {
+        "chunk_shape": [8, 8],
+        "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}, *inner],
+        "index_codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "crc32c"},
+        ],
+    }
+    metadata = {
+        "shape": [64, 64],
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [16, 16]}},
+        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}", "metadata": metadata}
+    host = gpustore.open(spec, create=True).result()
+    return host, gpustore.open(spec, device=device.name).result()
+
+
+ZSTD_V3 = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+
+
+@pytest.mark.parametrize("inner", [[], [ZSTD_V3], [ZSTD_V3, {"name": "crc32c"}]])
+def test_shards_are_encoded_together(tmp_path, device, inner):
+    host, there = sharded(tmp_path, device, inner)
+    expected = elements("u2", (64, 64)) + 1
+    counts = written(device, there, np.s_[...], expected)
+    assert counts["waits"] == 2
+    assert np.array_equal(host.read().result(), expected)
+    part = elements("u2", (50, 3), seed=1)
+    counts = written(device, there, np.s_[5:55, 30:33], part)
+    expected[5:55, 30:33] = part
+    assert counts["waits"] == 2
+    assert counts.get("host_fallbacks", 0) == counts.get("host_encodings", 0) == 0
+    assert np.array_equal(host.read().result(), expected)
+    assert on_host(device, there.read().result()).tobytes() == expected.tobytes()
+
+
+def test_a_damaged_inner_chunk_is_named_and_the_shard_stays(tmp_path, device):
+    host, there = sharded(tmp_path, device, [ZSTD_V3, {"name": "crc32c"}])
+    host.write(elements("u2", (64, 64)) + 1).result()
+    path = tmp_path / "c" / "0" / "1"
+    damaged = path.read_bytes()
+    damaged = damaged[:3] + bytes([damaged[3] ^ 1]) + damaged[4:]
+    path.write_bytes(damaged)
+    with pytest.raises(gpustore.CorruptChunkError, match="Digest mismatch") as caught:
+        there[3:5, 17:20].write(put(device, np.ones((2, 3), "u2"))).result()
+    assert caught.value.key == str(path)
+    assert path.read_bytes() == damaged
+
+
+def test_a_cancelled_write_leaves_nothing(tmp_path, lazy):
+    _, there = create(tmp_path, lazy, shape=[512, 512], chunks=[8, 8], compressor=CODECS["zstd"])
+    context = gpustore.Context({"limits": {"device_in_flight_nbytes": 16 * 10 * 256}})
+    there = gpustore.open(f"file://{tmp_path}", device=lazy.name, context=context).result()
+    source = put(lazy, elements("u4", (512, 512)) + 1)
+    futures = there.write(source)
+    futures.commit.cancel()
+    futures.copy.exception(timeout=20)
+    part = written(lazy, there, np.s_[:8, :8], np.ones((8, 8), "u4"))
+    assert part["chunks_encoded_device"] == 1
