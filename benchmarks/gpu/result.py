@@ -77,8 +77,12 @@ def tables(report):
 def limits(report):
     """Measured rates that nothing can exceed, GB/s: pinned memory to the device, and within it."""
     facts = report["probes"].get("copies", {}).get("facts", {})
-    pinned = [row["queued_GBs"] for name, row in facts.items() if name[:17] == "to_device_pinned_"]
-    within = [row["GBs"] for name, row in facts.items() if name.startswith("within_device_")]
+
+    def rates(kind, key):
+        return [row[key] for name, row in facts.items() if name.startswith(kind) and key in row]
+
+    pinned = rates("to_device_pinned_", "queued_GBs")
+    within = rates("within_device_", "GBs")
     return {
         "pinned_to_device_GBs": max(pinned, default=None),
         # The smallest is in the cache; the largest counts.

@@ -13,7 +13,11 @@ def _right(probes, probe, names, what):
     facts = record.get("facts", {})
     asked = {name: facts[name] for name in names(facts)}
     lacking = [name for name, row in asked.items() if "missing" in row]
-    wrong = [name for name, row in asked.items() if name not in lacking and not row.get("right")]
+    wrong = [
+        name
+        for name, row in asked.items()
+        if name not in lacking and not (row.get("right") and row.get("written", True))
+    ]
     if record.get("failures") or wrong:
         return _row(what, ", ".join(wrong) or record["failures"][-1]["how"], False)
     if not asked:
@@ -45,15 +49,16 @@ def _arrays(probes):
         probes,
         "arrays",
         lambda facts: [name for name in facts if name.startswith("zarr")],
-        "small arrays are read",
+        "small arrays are read and written",
     )
 
 
-def _counted(probes, counter, what):
+def _counted(probes, counter, what, *, may=False):
     facts = probes.get("arrays", {}).get("facts", {})
     found = {name: row[counter] for name, row in facts.items() if counter in row}
     some = [f"{name}: {count}" for name, count in found.items() if count]
-    return _row(what, ", ".join(some) or "0" if found else "not asked", not some if found else None)
+    text = ", ".join(some) or "0" if found else "not asked"
+    return _row(what, text, not some if found and not may else None)
 
 
 def _suite(probes, *, emulated):
@@ -92,6 +97,11 @@ def _health(report):
         _arrays(probes),
         _counted(probes, "retries", "retries"),
         _counted(probes, "host_fallbacks", "chunks that the host decodes"),
+        _counted(probes, "few_stream_reads", "reads of few streams that the host decodes"),
+        _counted(
+            probes, "missing_decoder_reads", "reads that the host decodes for lack of a library"
+        ),
+        _counted(probes, "host_encodings", "chunks that the host encodes", may=True),
         _suite(probes, emulated=report["emulated"]),
         _sanitizer(probes),
     ]

@@ -1,7 +1,9 @@
-"""Small arrays in every format, read whole: right, by the device, and at the first attempt."""
+"""Small arrays in every format, read and written whole: right, and how much the host did of it."""
 
 import functools
 import shutil
+
+import numpy as np
 
 import gpustore
 from benchmarks.gpu import stored
@@ -17,15 +19,33 @@ FORMATS = (
 FEW = ("zarr2-zstd-1MiB", "zarr2-blosc-lz4-1MiB", "zarr3-gzip-1MiB-sharded")
 """Under a sanitizer, which slows everything down."""
 
-_COUNTED = ("launches", "waits", "retries", "host_fallbacks", "chunks_decoded_device")
+_OF_READS = (
+    "launches", "waits", "retries", "host_fallbacks", "few_stream_reads", "missing_decoder_reads",
+    "chunks_decoded_device",
+)  # fmt: skip
+_OF_WRITES = ("chunks_encoded_device", "host_encodings")
 
 
-def read(target, path, array_format, volume):
-    store = gpustore.open(array_format.spec(path), device=target.name).result()
-    future = store.read()
-    array = future.result()
-    counted = {name: future.statistics[name] for name in _COUNTED}
-    return {"right": target.equal([array], volume.base), **counted}
+def counted(names):
+    found = gpustore.statistics.snapshot()
+    return {name: found.get(name, 0) for name in names}
+
+
+def read_and_write(target, path, array_format, volume):
+    """Read an array, write what was read to another one, and read that on the host."""
+    spec = array_format.spec(path)
+    store = gpustore.open(spec, device=target.name).result()
+    gpustore.statistics.reset()
+    array = store.read().result()
+    row = {"right": target.equal([array], volume.base), **counted(_OF_READS)}
+    other = array_format.spec(path.with_name(f"{path.name}-written"))
+    metadata = array_format.metadata(volume.shape, volume.base.dtype, TINY)
+    there = gpustore.open({**other, "metadata": metadata}, create=True, device=target.name).result()
+    gpustore.statistics.reset()
+    there.write(array).result()
+    row |= counted(_OF_WRITES)
+    found = gpustore.open(other, device="cpu").result().read().result()
+    return row | {"written": bool(np.array_equal(found, np.resize(volume.base, found.shape)))}
 
 
 def run(findings, target, variant):
@@ -36,10 +56,12 @@ def run(findings, target, variant):
         if (variant == "few" and name not in FEW) or findings.seconds_left() < 3:
             continue
         path = folder / f"array-{array_format}"
-        shutil.rmtree(path, ignore_errors=True)
+        for one in folder.glob(f"{path.name}*"):  # Of a process that did not live to the end.
+            shutil.rmtree(one)
         stored.write(path, array_format, volume, TINY)
         if findings.begin(name, 40):
-            call = functools.partial(read, target, path, array_format, volume)
+            call = functools.partial(read_and_write, target, path, array_format, volume)
             findings.attempt(name, call)
             findings.leave_if_lost(target, name)
-        shutil.rmtree(path)
+        for one in folder.glob(f"{path.name}*"):
+            shutil.rmtree(one)

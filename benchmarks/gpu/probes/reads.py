@@ -24,8 +24,9 @@ from benchmarks.gpu.stream_batch import StreamBatch
 from benchmarks.gpu.timing import milliseconds
 
 COUNTED = (
-    "launches", "copies", "waits", "host_fallbacks", "retries", "chunks_decoded_device",
-    "bytes_fetched", "bytes_to_device", "bytes_direct", "direct_fallbacks",
+    "launches", "copies", "waits", "host_fallbacks", "few_stream_reads", "missing_decoder_reads",
+    "retries", "chunks_decoded_device", "bytes_fetched", "bytes_to_device",
+    "bytes_direct", "direct_fallbacks",
 )  # fmt: skip
 
 
