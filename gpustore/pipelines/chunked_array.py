@@ -205,11 +205,12 @@ class ChunkedArray:
 
     @property
     def native_encoding(self) -> NativeEncoding | None:
-        """Constants for writes of whole chunks by the native core; None if Python writes them."""
+        """Constants for encoding chunks by the native core; None if Python encodes them."""
         if not self._encoding:
+            values = self.native_values
             found = None
-            if not self.levels and self.native is not None:
-                found = native_encoding(self.native, self.chain, self.fill_value, self.blank)
+            if values is not None:
+                found = native_encoding(values, self.chain, self.fill_value, self.blank)
             self._encoding.append(found)
         return self._encoding[0]
 

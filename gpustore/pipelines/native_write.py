@@ -1,21 +1,31 @@
-"""Writes of whole chunks to files by the native core.
+"""Writes of whole chunks to files by the native core, and encoding of chunks for other values.
 
 The core gathers, encodes and stores the rows of a window without the interpreter's lock; here their
-directories are opened, and synced afterwards. What it leaves alone the caller writes in Python.
+directories are opened, and synced afterwards. Inner chunks of shards, and chunks for other stores
+than files, it encodes only. What it leaves alone the caller does in Python.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
+import numpy as np
+
+from gpustore.backends.base import Layer, Overlay
+from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.write_job import DONE, MISSING, UNTOUCHED, WriteJob
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import WriteDirectories
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.window import PlanWindow
+from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
+
+ENCODED_NBYTES: Final = 64 << 20
+"""Most bytes of memory for encoded values of one call, of which only what they need is touched."""
 
 
 def write_native(
@@ -56,6 +66,81 @@ def write_native(
     decided = done.union(missing, errors)
     over = {chosen[row] for row in decided}
     return columns, [row for row in range(len(planned)) if row not in over]
+
+
+def encode_native(
+    array: ChunkedArray, overlays: Sequence[Overlay], values: list[Buffer | None]
+) -> tuple[list[Overlay], list[int]]:
+    """Encode chunks of which nothing stored stays, and over which one write lies.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    overlays : sequence of Overlay
+    values : list
+        Filled: one entry for each chunk of the overlays, None for those that equal the fill value.
+
+    Returns
+    -------
+    list of Overlay
+        Chunks that are to be encoded in Python.
+    list of int
+        Places of these in `values`.
+    """
+    left: list[Overlay] = []
+    places: list[int] = []
+    first = 0
+    for layers, stored in overlays:
+        rows, source = layers[0]
+        chosen: list[int] = []
+        if array.native_encoding is not None and len(layers) == 1 and rows.points is None:
+            chosen = [row for row, one in enumerate(stored) if one is None]
+        if not chosen or source.array.dtype != array.dtype:
+            left.append(Overlay(layers, stored))
+            places += range(first, first + len(stored))
+        else:
+            done = _encode_rows(array, rows, source, chosen, values, first)
+            others = [row for row in range(len(stored)) if row not in done]
+            if others:
+                some = [Layer(rows.take(others), source)]
+                left.append(Overlay(some, [stored[row] for row in others]))
+                places += [first + row for row in others]
+        first += len(stored)
+    return left, places
+
+
+def _encode_rows(
+    array: ChunkedArray,
+    rows: PlanWindow,
+    source: HostMemory,
+    chosen: Sequence[int],
+    values: list[Buffer | None],
+    first: int,
+) -> set[int]:
+    """Encode chosen rows into ``values[first:]``; return those that are done."""
+    assert array.native_encoding is not None
+    wanted = CancelToken.current()
+    bound = array.chain.encoded_bound
+    batch = max(1, ENCODED_NBYTES // bound)
+    done: set[int] = set()
+    for begin in range(0, len(chosen), batch):
+        some = chosen[begin : begin + batch]
+        try:
+            encoded = np.empty(bound * len(some), np.uint8)
+        except MemoryError:
+            break  # Python says so.
+        job = WriteJob(array.native_encoding, rows.take(some), source, encoded=encoded)
+        while not array.keep_fill and job.find_fill(wanted):
+            wanted.check()
+        job.take(0, len(some))
+        while job.encode(wanted):
+            wanted.check()
+        for row, status, at, nbytes in zip(some, job.status, job.at, job.stored):
+            if status == DONE:
+                values[first + row] = encoded[at : at + nbytes].data
+            if status in (DONE, MISSING):
+                done.add(row)
+    return done
 
 
 def _delete_fill(

@@ -23,7 +23,7 @@ from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetch_whole
-from gpustore.pipelines.native_write import write_native
+from gpustore.pipelines.native_write import encode_native, write_native
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
@@ -88,7 +88,7 @@ def batch_rows(array: ChunkedArray, source: Memory) -> int:
 
 def write_rows(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
     """Gather, encode and store the rows of one write; of an array in shards those of shards."""
-    if array.native_encoding is not None:
+    if array.native_encoding is not None and array.native is not None and not array.levels:
         columns, left = write_native(array, planned, source)
         _raise_first(array, planned.keys, columns)
         if not left:
@@ -283,6 +283,13 @@ def _raise_first(array: ChunkedArray, keys: Sequence[str], columns: WriteColumns
 
 
 def _gather(array: ChunkedArray, overlays: Sequence[Overlay]) -> list[Buffer | None]:
-    return array.backend.gather(
-        overlays, array.chain, array.blank, array.limits, keep_fill=array.keep_fill
-    )
+    """Encode the chunks of overlays: those of which nothing stored stays in the native core."""
+    values: list[Buffer | None] = [None] * sum(len(one.stored) for one in overlays)
+    left, places = encode_native(array, overlays, values)
+    if left:
+        found = array.backend.gather(
+            left, array.chain, array.blank, array.limits, keep_fill=array.keep_fill
+        )
+        for place, value in zip(places, found, strict=True):
+            values[place] = value
+    return values

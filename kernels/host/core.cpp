@@ -476,6 +476,12 @@ EXPORT std::int64_t gpustore_core_write(
     return gpustore::Writer(*job, gpustore::thread_scratch(), cancelled).work(nanoseconds);
 }
 
+// Encodes the other rows into memory; returns as gpustore_core_write().
+EXPORT std::int64_t gpustore_core_encode(
+    gpustore::WriteJob* job, std::int64_t nanoseconds, const unsigned char* cancelled) {
+    return gpustore::Writer(*job, gpustore::thread_scratch(), cancelled).encode(nanoseconds);
+}
+
 // Plans reads; null if the core does not plan them. The request must outlive the job.
 EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request) {
     gpustore::PlannedJob* planned = nullptr;

@@ -1,4 +1,5 @@
-// Writing of whole chunks as files: gather from the array, encode, and store under the key's lock.
+// Writing of whole chunks as files: gather from the array, encode, and store under the key's lock. The
+// first two steps alone encode the inner chunks of a shard.
 //
 // A file is stored as TensorStore does it: the value is written into the lock file of its key
 // (gpustore/kvstores/file/lock.py), which then gets the key's name. The lock file must be a new one
@@ -164,6 +165,18 @@ public:
         return is_set(cancelled_) || job_.next < job_.end;
     }
 
+    // Encodes the rows that are not decided yet into memory.
+    int encode(i64 nanoseconds) {
+        const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
+        while (!is_set(cancelled_) && job_.next < job_.end) {
+            const i64 row = job_.next++;
+            if (job_.status[row] == UNTOUCHED) job_.status[row] = encode_row(row) ? DONE : NOT_DONE;
+            if (Clock::now() >= end) break;
+        }
+        scratch_.shrink(Scratch::KEPT_NBYTES);
+        return is_set(cancelled_) || job_.next < job_.end;
+    }
+
 private:
     using Clock = std::chrono::steady_clock;
     static constexpr int MOST_BEGUN = 8;
@@ -234,18 +247,37 @@ private:
         return chunk;
     }
 
+    // The encoded bytes of a row, without a checksum behind them; null if it is not plain.
+    const u8* encoded(i64 row, i64& size) {
+        if (!is_covered(row)) return nullptr;
+        const u8* chunk = gather(row);
+        const u8* found = chunk ? encoder_.encode(chunk, size) : nullptr;
+        return found && size + 4 * array_.crc <= array_.bound ? found : nullptr;
+    }
+
+    bool encode_row(i64 row) {
+        i64 size = 0;
+        const u8* bytes = encoded(row, size);
+        const i64 more = 4 * array_.crc;
+        if (!bytes || job_.used < 0 || job_.used > job_.room || size + more > job_.room - job_.used) return false;
+        u8* to = job_.encoded + job_.used;
+        std::memcpy(to, bytes, static_cast<std::size_t>(size));
+        if (array_.crc) store(to + size, encoder_.checksum(bytes, size));
+        job_.at[row] = job_.used, job_.stored[row] = size + more;
+        job_.used += size + more;
+        return true;
+    }
+
     // Encodes a row and writes it into a new file.
     bool begin(i64 row) {
-        if (!is_covered(row)) return false;
-        const u8* chunk = gather(row);
         i64 size = 0;
-        const u8* encoded = chunk ? encoder_.encode(chunk, size) : nullptr;
-        if (!encoded || size + 4 * array_.crc > array_.bound) return false;
+        const u8* bytes = encoded(row, size);
+        if (!bytes) return false;
         NewFile& file = file_[begun_];
         if (!file.create(job_.directory[row], job_.names + job_.name[row])) return false;
-        bool ok = file.write(encoded, size);
+        bool ok = file.write(bytes, size);
         if (array_.crc) {
-            const std::uint32_t checksum = encoder_.checksum(encoded, size);
+            const std::uint32_t checksum = encoder_.checksum(bytes, size);
             ok = ok && file.write(reinterpret_cast<const u8*>(&checksum), sizeof checksum);
             size += sizeof checksum;
         }

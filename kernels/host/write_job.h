@@ -27,7 +27,10 @@ struct WriteJob {
     const char* names;        // of the files, each ends with a zero byte
     i64 syncs;                // whether the bytes of a file reach the disk before it has its name
     u8* status;               // of each row; MISSING: the chunk equals the fill value
-    i64* stored;              // bytes of each file written
+    i64* stored;              // bytes of each file written, or encoded value
+    u8* encoded;              // memory for values that are encoded and not stored
+    i64 room, used;           // bytes of it, and of the values in it
+    i64* at;                  // of each value in it
     i64 next, end;            // rows that are worked on
 };
 

@@ -1,5 +1,6 @@
 """The native core stores the bytes that Python stores, under the same locks, and leaves nothing."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.backends.host import HostBackend
 from gpustore.backends.native.library import library
 from gpustore.backends.native.write_job import WriteJob
 from gpustore.errors import StoreIOError
@@ -25,7 +27,15 @@ from gpustore.pipelines.write import write
 from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.statistics import STATISTICS
-from tests.backends.native.stored_arrays import counted_threads
+from tests.backends.native.stored_arrays import (
+    counted_threads,
+    encoded_in_python,
+    open_at,
+    selections,
+    specs,
+)
+from tests.backends.native.stored_arrays import stored as stored_array
+from tests.backends.native.stored_arrays import values as elements
 from tests.pipelines.arrays import make_array, memory, stored, whole
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native core")
@@ -135,20 +145,81 @@ def writes(draw):
 @settings(max_examples=200, deadline=None)
 @given(one=writes())
 def test_native_and_python_store_the_same_bytes(tmp_path_factory, one):
-    """The kvstore in memory has no files that the core could write."""
     format_, values = one
     folder = tmp_path_factory.mktemp("array")
     native = on_disk(folder, **format_)
     python = make_array(store=memory(), **format_)
     counts = []
-    for array in (native, python):
+    for array, way in ((native, contextlib.nullcontext()), (python, encoded_in_python())):
         before = STATISTICS["bytes_stored"]
-        write(array, whole(array), values).result()
+        with way:
+            write(array, whole(array), values).result()
         counts.append(STATISTICS["bytes_stored"] - before)
     assert native.native_encoding is not None or format_["dtype"] == "bfloat16"
     assert native.native_encoding is None or native.store.written == ()
     assert files(folder) == stored(python)
     assert counts[0] == counts[1]
+
+
+@settings(deadline=None)
+@given(st.data(), specs(), st.integers(0, 999), st.sampled_from([0.0, 0.4]))
+def test_changes_of_chunks_and_shards_store_the_same_bytes(data, spec, seed, missing):
+    """Also where something stored stays, or elements are those of the fill value."""
+    found = []
+    chosen = None
+    for way in (contextlib.nullcontext, encoded_in_python):
+        with stored_array(spec, seed, missing=missing) as folder, way():
+            opened = {name: spec[name] for name in ("driver", "field") if name in spec}
+            store = open_at(folder, opened, file_io_sync=False)
+            if chosen is None:
+                chosen = data.draw(selections(store.shape))
+            view = chosen(store)
+            new = elements(view.dtype.numpy_dtype, view.shape, seed + 1)
+            new = np.zeros_like(new) if seed % 5 == 0 else new
+            try:
+                view.write(new).result()
+            except gpustore.GpustoreError as error:
+                found.append((type(error), str(error).replace(str(folder), "")))
+                continue
+            found.append(files(folder))
+    assert found[0] == found[1]
+
+
+def test_shards_are_encoded_by_the_core(tmp_path, monkeypatch):
+    """Chunks that are changed in part are not."""
+    gathered = []
+    gather = HostBackend.gather
+
+    def counted(self, overlays, *arguments, **options):
+        gathered.extend(len(one.stored) for one in overlays)
+        return gather(self, overlays, *arguments, **options)
+
+    monkeypatch.setattr(HostBackend, "gather", counted)
+    sharding = {
+        "chunk_shape": [4, 4],
+        "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "zstd"}],
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    }
+    store = gpustore.open(
+        f"file://{tmp_path}/|zarr3:",
+        create=True,
+        dtype="uint16",
+        shape=[32, 32],
+        chunk_layout=gpustore.ChunkLayout(write_chunk_shape=[16, 16]),
+        codec=gpustore.CodecSpec(
+            {
+                "driver": "zarr3",
+                "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            }
+        ),
+    ).result()
+    values = np.arange(1, 1025, dtype="u2").reshape(32, 32)
+    store.write(values).result()
+    store[4:12].write(values[4:12]).result()
+    assert gathered == []
+    store[3:12].write(values[3:12]).result()
+    assert sum(gathered) == 8
+    assert np.array_equal(store.read().result(), values)
 
 
 @pytest.mark.parametrize("acceleration", [1, 7, 65537])

@@ -1,4 +1,4 @@
-"""Writes of the rows of one window by the native core."""
+"""Encodes and writes the rows of one window by the native core."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.encoding import NativeEncoding
+from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.cancel_token import CancelToken
@@ -34,7 +36,8 @@ _NEXT: Final = -2  # next and end are the last members
 def _core() -> Any:
     core = library()
     assert core is not None
-    for function in (core.gpustore_core_find_fill, core.gpustore_core_write):
+    names = "find_fill", "write", "encode"
+    for function in [getattr(core, f"gpustore_core_{name}") for name in names]:
         function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         function.restype = ctypes.c_int64
     return core
@@ -43,7 +46,7 @@ def _core() -> Any:
 class WriteJob:
     """Struct ``WriteJob`` of ``kernels/host/write_job.h``, and the memory it refers to.
 
-    For one thread, which calls both methods until they return False: they return after a slice of
+    For one thread, which calls its methods until they return False: they return after a slice of
     time, so that it hears Ctrl-C, and after the row at hand once `wanted` says that the write was
     cancelled. What is written by then stays.
 
@@ -56,6 +59,8 @@ class WriteJob:
         The array that is written.
     syncs : bool
         Whether the bytes of a file must reach the disk before it gets its name.
+    encoded : uint8 array, optional
+        Memory for encoded values, for :meth:`encode`.
 
     Attributes
     ----------
@@ -64,13 +69,21 @@ class WriteJob:
     directory : array of int
         Descriptor of each row's directory, to be set before :meth:`write`.
     stored : array of int
-        Bytes of the file of each row that is ``DONE``.
+        Bytes of the file or the encoded value of each row that is ``DONE``.
+    at : array of int
+        First byte of each encoded value in `encoded`.
     """
 
-    __slots__ = ("_kept", "_slice_ns", "_struct", "directory", "status", "stored")
+    __slots__ = ("_kept", "_slice_ns", "_struct", "at", "directory", "status", "stored")
 
     def __init__(
-        self, encoding: NativeEncoding, rows: PlanWindow, source: HostMemory, *, syncs: bool
+        self,
+        encoding: NativeEncoding,
+        rows: PlanWindow,
+        source: HostMemory,
+        *,
+        syncs: bool = False,
+        encoded: NDArray[np.uint8] | None = None,
     ) -> None:
         n, rank = len(rows), len(rows.count)
         self._slice_ns = _SYNCED_SLICE_NS if syncs else _SLICE_NS
@@ -86,20 +99,23 @@ class WriteJob:
         self.status = numbers("B", bytes(n))
         self.directory = numbers("q", (-1,)) * n
         self.stored = numbers("q", (0,)) * n
+        self.at = numbers("q", (0,)) * n
         here = words.buffer_info()[0]
         columns = here + 16 * rank
         flat = source.flat
+        encoded = np.empty(0, np.uint8) if encoded is None else encoded
         self._struct = numbers(
             "q",
             (
-                *(encoding.address, flat.__array_interface__["data"][0], source.offset, flat.size),
+                *(encoding.address, address_of(flat), source.offset, flat.size),
                 *(n, rank, columns, columns + 8 * n, columns + 16 * n, here, here + 8 * rank),
                 *(self.directory.buffer_info()[0], columns + 8 * n * (2 + rank)),
                 *(text.buffer_info()[0], syncs, self.status.buffer_info()[0]),
-                *(self.stored.buffer_info()[0], 0, n),
+                *(self.stored.buffer_info()[0], address_of(encoded), encoded.size),
+                *(0, self.at.buffer_info()[0], 0, n),
             ),
         )
-        self._kept = (encoding, words, text, source)
+        self._kept = (encoding, words, text, source, encoded)
 
     def find_fill(self, wanted: CancelToken) -> bool:
         """Find rows that equal the fill value; return whether some have not been looked at."""
@@ -108,6 +124,10 @@ class WriteJob:
     def write(self, wanted: CancelToken) -> bool:
         """Write rows that are ``UNTOUCHED``; return whether some have not been looked at."""
         return self._call(_core().gpustore_core_write, wanted)
+
+    def encode(self, wanted: CancelToken) -> bool:
+        """Encode rows that are ``UNTOUCHED``; return whether some have not been looked at."""
+        return self._call(_core().gpustore_core_encode, wanted)
 
     def take(self, begin: int, end: int) -> None:
         """Set the rows that the methods work on."""

@@ -85,6 +85,14 @@ def in_python():
 
 
 @contextlib.contextmanager
+def encoded_in_python():
+    """Encode in Python what the native core could encode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChunkedArray, "native_encoding", None)
+        yield
+
+
+@contextlib.contextmanager
 def windows_of(rows, listed, *, pooled, planned=False):
     """Tables and windows of few rows, or plans of the core; `pooled` reads take all threads."""
     with pytest.MonkeyPatch.context() as patch:

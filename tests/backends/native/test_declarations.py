@@ -203,7 +203,7 @@ def test_a_write():
     array = on_disk(codecs=(BYTES, NamedConfiguration("blosc", options)))
     encoding = at(array.native_encoding.address, "Encoding")
     assert encoding == {
-        **{"array": array.native.address, "level": 3, "checksum": 0, "shuffle": 2},
+        **{"array": array.native_values.address, "level": 3, "checksum": 0, "shuffle": 2},
         **{"typesize": 2, "blocksize": 64, "compressor": 4},
     }
     zstd = on_disk(codecs=(BYTES, NamedConfiguration("zstd", {"level": 5, "checksum": True})))
@@ -220,7 +220,8 @@ def test_a_write():
         keys=["c/0", "c/1"],
     )
     source = memory_of(np.zeros((8, 6), "u2"))
-    job = WriteJob(array.native_encoding, rows, source, syncs=True)
+    encoded = np.empty(99, np.uint8)
+    job = WriteJob(array.native_encoding, rows, source, syncs=True, encoded=encoded)
     job.take(3, 9)
     found = at(job._struct.buffer_info()[0], "WriteJob")
     columns = {"src_start": [1, 2], "dst_start": [3, 4], "count": [5, 6, 7, 8]}
@@ -235,6 +236,8 @@ def test_a_write():
     assert ctypes.string_at(found.pop("names"), 4) == b"0\x001\0"
     assert found.pop("status") == job.status.buffer_info()[0]
     assert found.pop("stored") == job.stored.buffer_info()[0]
+    assert found.pop("at") == job.at.buffer_info()[0]
+    assert (found.pop("encoded"), found.pop("room"), found.pop("used")) == (data(encoded), 99, 0)
     assert found == {
         **{"encoding": array.native_encoding.address, "memory": data(source.flat), "offset": 0},
         **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9},

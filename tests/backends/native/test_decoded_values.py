@@ -45,7 +45,7 @@ def opened(name, cases):
         store[...] = elements
         reader = store._driver.reader
         if not decodes:
-            reader._values.append(None)
+            reader._values[:] = [None]
         assert (reader.native_values is not None) == decodes
         stores.append(store)
     return stores, elements

@@ -27,7 +27,7 @@ def on_disk(shape, **changes):
     return make_array(shape, shape, store=store, key_prefix="/nowhere/", **changes)
 
 
-def job_of(folder, **changes):
+def job_of(folder, *, encoded=None, **changes):
     """A job of one chunk of 4 x 6 elements; the array has as many."""
     array = on_disk((4, 6))
     values = np.arange(1, 25, dtype="u2").reshape(4, 6)
@@ -42,7 +42,9 @@ def job_of(folder, **changes):
         "keys": ["c/0"],
         **changes,
     }
-    job = WriteJob(array.native_encoding, PlanWindow(**row), memory_of(values), syncs=True)
+    job = WriteJob(
+        array.native_encoding, PlanWindow(**row), memory_of(values), syncs=True, encoded=encoded
+    )
     job.directory[0] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     return job, values
 
@@ -65,6 +67,32 @@ def test_a_cancelled_write_stops(tmp_path):
     assert job.write(UNWANTED)
     assert list(job.status) == [UNTOUCHED]
     assert list(tmp_path.iterdir()) == []
+    os.close(job.directory[0])
+
+
+def test_encoding_into_memory(tmp_path):
+    """As far as there is room for whole values."""
+    job, values = job_of(tmp_path)
+    os.close(job.directory[0])
+    for room in range(values.nbytes + 20):
+        memory = np.full(room + 16, 0xA5, np.uint8)
+        job, values = job_of(tmp_path, encoded=memory[:room])
+        os.close(job.directory[0])
+        assert not job.encode(WANTED)
+        if room < values.nbytes:
+            assert list(job.status) == [NOT_DONE]
+            assert (memory == 0xA5).all()
+        else:
+            assert (list(job.status), list(job.at)) == ([DONE], [0])
+            assert list(job.stored) == [values.nbytes]
+            assert memory[: values.nbytes].tobytes() == values.tobytes()
+            assert (memory[values.nbytes :] == 0xA5).all()
+
+
+def test_a_cancelled_encoding_stops(tmp_path):
+    job, _ = job_of(tmp_path, encoded=np.empty(99, np.uint8))
+    assert job.encode(UNWANTED)
+    assert list(job.status) == [UNTOUCHED]
     os.close(job.directory[0])
 
 
