@@ -69,7 +69,9 @@ def _suite(probes, *, emulated):
     if not counts:
         return _row(what, record.get("reason", "not asked"), None)
     if emulated:
-        return _row(f"{what} --collect-only", f"{counts.get('collected', 0)} tests", not failed)
+        count = counts.get("collected", 0)
+        is_well = facts.get("exit_status") == 0 and count > 0
+        return _row(f"{what} --collect-only", f"{count} tests", is_well)
     text = f"{counts['PASSED']} passed, {len(failed)} failed, {counts['SKIPPED']} skipped"
     is_whole = facts.get("exit_status") == 0 and "cut_short" not in facts
     if "cut_short" in facts:

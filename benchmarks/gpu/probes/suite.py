@@ -14,8 +14,8 @@ _ENDS_S = 5
 
 def command(*, emulated):
     """Of the tests; each prints a line."""
-    every = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-rfEs", "-p", "no:cacheprovider"]
-    return [*every, "--color=no", *(["--collect-only", "-q"] if emulated else []), "tests"]
+    every = [sys.executable, "-m", "pytest", "-m", "gpu", "-rfEs", "-p", "no:cacheprovider"]
+    return [*every, "--color=no", *(["--collect-only", "-q"] if emulated else ["-v"]), "tests"]
 
 
 def outcome(line):
