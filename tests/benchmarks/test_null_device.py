@@ -38,6 +38,16 @@ CHAINS = {
 }
 
 
+def metadata_of(chain):
+    return {
+        "shape": SHAPE,
+        "data_type": "uint16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNK}},
+        "codecs": CHAINS[chain],
+        "fill_value": 0,
+    }
+
+
 def operations(kind):
     found = inspect.getmembers(kind, inspect.isfunction)
     return {name: call for name, call in found if not name.startswith("_")}
@@ -55,14 +65,7 @@ def test_every_operation_of_a_device_is_there():
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_reads_succeed_without_the_host(tmp_path, chain):
-    metadata = {
-        "shape": SHAPE,
-        "data_type": "uint16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNK}},
-        "codecs": CHAINS[chain],
-        "fill_value": 0,
-    }
-    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/", "metadata": metadata_of(chain)}
     elements = np.arange(2560, dtype=np.uint16).reshape(SHAPE) // 7
     gpustore.open(spec, create=True, device="cpu").result()[...] = elements
     device = NullDevice()
@@ -77,6 +80,21 @@ def test_reads_succeed_without_the_host(tmp_path, chain):
             assert counted["launches"] == device.counts["launch"] + device.counts["decompress"]
             assert counted["copies"] == device.counts["upload"] + device.counts["download"]
             device.counts.clear()
+    assert device.unread == 0
+
+
+@pytest.mark.parametrize("chain", ["raw", "zstd", "blosc lz4", "shards"])
+def test_writes_succeed_without_the_host(tmp_path, chain):
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/", "metadata": metadata_of(chain)}
+    device = NullDevice()
+    with opened(device) as name:
+        store = gpustore.open(spec, create=True, device=name).result()
+        array = device.empty(SHAPE, np.dtype(np.uint16), "C", device.stream()).array
+        gpustore.statistics.reset()
+        store.write(array).result()
+        counted = gpustore.statistics.snapshot()
+        assert counted.get("host_encodings", 0) == counted.get("retries", 0) == 0
+        assert device.counts["compress"] == (chain != "raw")
     assert device.unread == 0
 
 
