@@ -385,3 +385,14 @@ def test_package_uses_only_counters_that_are_explained():
                 names = {keyword.arg for keyword in node.keywords if keyword.arg}
                 unknown += [f"{path.name}: {name}" for name in sorted(names - COUNTERS.keys())]
     assert unknown == []
+
+
+@given(st.integers(1, 9), st.dictionaries(st.sampled_from(sorted(COUNTERS)), st.integers(0, 50)))
+def test_work_is_divided_between_operations_without_rest(count, amounts):
+    shared, operations = Operation(), [Operation() for _ in range(count)]
+    shared._kept.append(amounts)
+    shared.divide([None, *operations, operations[0]])
+    for name, amount in amounts.items():
+        expected = [amount * i // count - amount * (i - 1) // count for i in range(1, count + 1)]
+        assert [one[name] for one in operations] == expected
+    shared.divide([None])
