@@ -96,10 +96,15 @@ def gpu(request):
     if request.param == "cuda":
         import cupy  # Only a machine with a GPU has it.
 
-        yield SimpleNamespace(name="cuda", to_host=cupy.asnumpy)
+        # Copies on the current stream, which is that of reads too.
+        yield SimpleNamespace(name="cuda", to_host=cupy.asnumpy, on_stream=cupy.asnumpy)
         return
     with emulated() as device:
-        yield SimpleNamespace(name=device.name, to_host=lambda array: on_host(device, array))
+        yield SimpleNamespace(
+            name=device.name,
+            to_host=lambda array: on_host(device, array),
+            on_stream=lambda array: on_host(device, array, device.caller_stream()),
+        )
 
 
 def create(path, chain, dtype="uint16"):
@@ -193,6 +198,30 @@ def test_elements_of_every_width_are_read(tmp_path, gpu, dtype):
     found = gpu.to_host(gpustore.open(spec, device=gpu.name).result().read().result())
     assert found.dtype == elements.dtype
     assert found.tobytes() == elements.tobytes()
+
+
+@pytest.mark.parametrize("chain", ["raw", "zstd", "blosc lz4", "shards"])
+def test_arrays_are_used_on_their_stream_before_the_host_has_waited(tmp_path, gpu, chain):
+    spec, elements = create(tmp_path, chain)
+    store = gpustore.open(spec, device=gpu.name).result()
+    for part in (np.s_[...], np.s_[3:41, 20:65]):
+        future = store[part].read()
+        assert np.array_equal(gpu.on_stream(future.on_stream()), elements[part])
+        assert np.array_equal(gpu.to_host(future.result()), elements[part])
+
+
+@pytest.mark.parametrize("chain", ["raw", "zstd", "blosc lz4", "shards"])
+def test_chunks_that_stay_on_the_device_are_fetched_once(tmp_path, gpu, chain):
+    spec, elements = create(tmp_path, chain)
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**6}})
+    spec = {**spec, "recheck_cached_data": False}
+    store = gpustore.open(spec, context=context, device=gpu.name).result()
+    store.preload().result()
+    for part in (np.s_[...], np.s_[5:45:3, 60:3:-2]):
+        future = store[part].read()
+        assert np.array_equal(gpu.to_host(future.result()), elements[part])
+        assert future.statistics["key_reads"] == future.statistics["device_cache_misses"] == 0
+        assert future.statistics["device_cache_hits"] > 0
 
 
 @pytest.mark.parametrize(
