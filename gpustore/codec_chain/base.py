@@ -326,11 +326,19 @@ class BytesCodec(abc.ABC):
     def _fall_back_all(self, commands: CommandList, reason: str) -> None:
         commands.fall_back(dict.fromkeys(range(len(commands)), reason))
 
-    def _columns(self, commands: CommandList) -> EncodedColumns | None:
-        """Return the encoded bytes; None if the host has none: then all values fall back to it."""
-        if commands.encoded is None:
+    def _headers(
+        self,
+        commands: CommandList,
+        read: Callable[[EncodedColumns], tuple[Any, dict[int, str]]],
+    ) -> Any | None:
+        """Return what `read` finds in the encoded bytes, or what it found in those of a cache.
+
+        If the host has neither, all values fall back to it. None if no values are left.
+        """
+        headers = commands.read_headers(read)
+        if headers is None:
             self._fall_back_all(commands, f"{self.name}: its headers are not in host memory")
-        return commands.encoded or None
+        return headers if len(commands) else None
 
 
 def too_short(expected: int, found: int, *, codec: str | None = None) -> CorruptChunkError:

@@ -50,7 +50,9 @@ from gpustore.codecs._deflate_columns import (
     read_zlib,
 )
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.headers import HeaderColumns
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
@@ -160,32 +162,40 @@ class Deflate(BytesCodec):
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Record the decoding of values of one plain stream, with a comparison of checksums."""
-        columns = self._columns(commands)
-        if columns is None:
-            return
-        if self._wbits == _GZIP:
-            nbytes, reasons = read_gzip(columns, columns.start, columns.nbytes)
-        elif exact:
-            _, reasons = read_zlib(columns, columns.start, columns.nbytes)
-            nbytes = np.full(len(commands), decoded_max, np.int64)
-        else:
+        is_gzip = self._wbits == _GZIP
+        if not is_gzip and not exact:
             self._fall_back_all(commands, "zlib: does not say how many bytes it holds")
             return
-        wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
-        size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
-        reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        kept = commands.fall_back(reasons)
-        columns, nbytes = columns.take(kept), nbytes[kept]
-        if self._wbits == _GZIP:
-            expected = crc32s(columns, columns.start, columns.nbytes)
+
+        def read(columns: EncodedColumns) -> tuple[HeaderColumns, dict[int, str]]:
+            start, length = columns.start, columns.nbytes
+            if is_gzip:
+                nbytes, reasons = read_gzip(columns, start, length)
+            else:
+                _, reasons = read_zlib(columns, start, length)
+                nbytes = np.full(len(columns), decoded_max, np.int64)
+            wrong = (nbytes == 0) | ((nbytes != decoded_max) if exact else (nbytes > decoded_max))
+            size = f"{self.name}: does not hold {decoded_max} bytes, or in several members"
+            reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
+            ok = np.ones(len(columns), np.bool_)
+            ok[list(reasons)] = False
+            expected = np.zeros(len(columns), np.uint32)
+            checksums = crc32s if is_gzip else adler32s
+            expected[ok] = checksums(columns, start[ok], length[ok])
+            return HeaderColumns((nbytes, expected)), reasons
+
+        headers = self._headers(commands, read)
+        if headers is None:
+            return
+        nbytes, _ = headers.columns
+        if is_gzip:
             decompress_values(commands, device, "gzip", commands.values, nbytes)
-            name = "crc32"
         else:
-            expected = adler32s(columns, columns.start, columns.nbytes)
             src = commands.values.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
             decompress_values(commands, device, "deflate", src, nbytes)
-            name = "adler32"
-        commands.checksum(name, commands.values, expected)
+        if len(commands):
+            _, expected = commands.headers.columns
+            commands.checksum("crc32" if is_gzip else "adler32", commands.values, expected)
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no values: level 0, a high one, or a missing library."""

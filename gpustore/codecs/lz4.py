@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numcodecs.lz4
+import numpy as np
 
 from gpustore.codec_chain.base import (
     BytesCodec,
@@ -37,9 +38,11 @@ from gpustore.codec_chain.base import (
     too_short,
 )
 from gpustore.codec_chain.device_pieces import EncodedValues, Framed
-from gpustore.codec_chain.device_streams import decompress_values, fall_back_where
+from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.headers import HeaderColumns
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError, LimitError
 from gpustore.runtime.buffer import Buffer
@@ -119,15 +122,19 @@ class _Lz4(BytesCodec):
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Record the decoding of blocks to their stored decoded sizes."""
-        columns = self._columns(commands)
-        if columns is None:
-            return
-        ok = columns.nbytes > _SIZE_NBYTES
-        nbytes = columns.uint(columns.start, _SIZE_NBYTES, ok)
-        ok &= (nbytes > 0) & ((nbytes == decoded_max) if exact else (nbytes <= decoded_max))
-        fall_back_where(commands, ~ok, f"lz4: no block of {decoded_max} bytes")
-        src = commands.values.inside(_SIZE_NBYTES, 0)
-        decompress_values(commands, device, "lz4", src, nbytes[ok])
+
+        def read(columns: EncodedColumns) -> tuple[HeaderColumns, dict[int, str]]:
+            ok = columns.nbytes > _SIZE_NBYTES
+            nbytes = columns.uint(columns.start, _SIZE_NBYTES, ok)
+            ok &= (nbytes > 0) & ((nbytes == decoded_max) if exact else (nbytes <= decoded_max))
+            reason = f"lz4: no block of {decoded_max} bytes"
+            return HeaderColumns((nbytes,)), dict.fromkeys(np.flatnonzero(~ok).tolist(), reason)
+
+        headers = self._headers(commands, read)
+        if headers is not None:
+            (nbytes,) = headers.columns
+            src = commands.values.inside(_SIZE_NBYTES, 0)
+            decompress_values(commands, device, "lz4", src, nbytes)
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no blocks: it lacks the library, or they are too long."""

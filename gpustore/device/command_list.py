@@ -78,6 +78,8 @@ class CommandList:
         Places of the encoded values on the device when the steps run.
     encoded : EncodedColumns, length n, optional
         Bytes of the values in host memory; None if only the device has them.
+    headers : Headers, length n, optional
+        Headers of the values that :meth:`read_headers` of an earlier list has read.
 
     Attributes
     ----------
@@ -87,6 +89,8 @@ class CommandList:
         Places of the bytes of each row after the steps recorded so far.
     encoded : EncodedColumns or None
         Bytes of the values in host memory until a stage decodes them. Valid while recording only.
+    headers : Headers or None
+        Headers of the values, once the codec that needs them has read them.
     distrust : Distrust or None
         Reason for which some decoders must not see the values; None if all may.
     fallbacks : dict of int to str
@@ -109,6 +113,7 @@ class CommandList:
         "distrust",
         "encoded",
         "fallbacks",
+        "headers",
         "launches",
         "rows",
         "values",
@@ -121,10 +126,12 @@ class CommandList:
         rows: NDArray[np.int64],
         values: Spans,
         encoded: EncodedColumns | None = None,
+        headers: Any = None,
     ) -> None:
         self.rows = rows
         self.values = values
         self.encoded = encoded
+        self.headers = headers
         self.distrust: Distrust | None = None
         self.fallbacks: dict[int, str] = {}
         self.launches = 0
@@ -158,7 +165,27 @@ class CommandList:
         self.values = self.values.take(kept)
         if self.encoded is not None:
             self.encoded = self.encoded.take(kept)
+        if self.headers is not None:
+            self.headers = self.headers.take(kept)
         return kept
+
+    def read_headers(
+        self, read: Callable[[EncodedColumns], tuple[Any, dict[int, str]]]
+    ) -> Any | None:
+        """Return the headers of all values; None if they are neither known nor in host memory.
+
+        Parameters
+        ----------
+        read : callable
+            Returns the :class:`~gpustore.device.headers.Headers` of encoded values, and reasons by
+            number for leaving some to the host. Those of one codec of a chain: the next one has no
+            bytes to read.
+        """
+        if self.headers is None and self.encoded is not None:
+            headers, reasons = read(self.encoded)
+            kept = self.fall_back(reasons)
+            self.headers = headers.take(kept)
+        return self.headers
 
     def narrow(self, before: int, behind: int) -> None:
         """Take bytes off both ends of each value, which must be long enough."""

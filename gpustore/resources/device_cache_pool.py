@@ -6,17 +6,19 @@ The value is a :class:`DeviceCachePool`: all arrays opened with one pool share i
 ===========  ===================================================================================
 member       value
 ===========  ===================================================================================
-``content``  ``"decoded"``: chunks are kept decoded, so that a read only copies their elements
-``memory``   ``"device"``: they lie in the memory of the device
+``content``  ``"decoded"`` (the default): chunks are kept decoded, so that a read only copies their
+             elements; ``"encoded"``: chunks that the device decodes are kept as they are stored,
+             and each read decodes them
+``memory``   ``"device"``: they lie in the memory of the device; the planned ``"pinned"`` raises
+             UnsupportedError
 ===========  ===================================================================================
-
-These are the only values so far; ``"encoded"`` and ``"pinned"`` raise UnsupportedError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from gpustore.errors import MetadataError, UnsupportedError
@@ -28,7 +30,10 @@ TABLE_NBYTES: Final = 4096
 """Bytes that a cache needs beside the first chunk, for its table."""
 
 _WORDS: Final = {"content": ("decoded", "encoded"), "memory": ("device", "pinned")}
-"""Values of a member: the supported one, and one that is planned."""
+"""Values of a member; the default first."""
+
+Config = tuple[int, str]
+"""Limit in bytes, and ``content``."""
 
 
 class DeviceCache(Protocol):
@@ -48,12 +53,16 @@ class DeviceCachePool:
     Attributes
     ----------
     total_bytes_limit : int
-        Most bytes of a device's cache: chunks, and the tables in host memory of their places.
+        Most bytes of a device's cache: chunks, and in host memory the tables of their places and
+        the headers of encoded ones.
+    content : str
+        ``"decoded"`` or ``"encoded"``.
     caches : dict of str to DeviceCache
         Cache of each device, by its name.
     """
 
     total_bytes_limit: int
+    content: str = "decoded"
     caches: dict[str, DeviceCache] = field(default_factory=dict)
 
     def forget(self, array: ArrayId, keys: Sequence[Sequence[int]]) -> None:
@@ -91,37 +100,44 @@ class Residence:
     cache: Any
 
 
-class _DeviceCachePoolType(ResourceType[int, DeviceCachePool]):
+class _DeviceCachePoolType(ResourceType[Config, DeviceCachePool]):
     id = "device_cache_pool"
 
-    def parse(self, json: JsonValue) -> int:
+    def parse(self, json: JsonValue) -> Config:
         members = Members(json, integral_floats=True)
         limit: int = members.take_int("total_bytes_limit", 0, 2**64 - 1, default=0)
-        for name, words in _WORDS.items():
-            value = members.take_with(name, lambda value: value, words[0])
-            if value not in words:
-                raise MetadataError(
-                    f"{name}: Expected one of {', '.join(map(text, words))}, but received: "
-                    f"{text(value)}"
-                )
-            if value != words[0]:
-                raise UnsupportedError(
-                    f"device_cache_pool: {name} {text(value)} is not supported, only "
-                    f"{text(words[0])}"
-                )
+        content, memory = (
+            members.take_with(name, partial(_word, name), words[0])
+            for name, words in _WORDS.items()
+        )
+        if memory != "device":
+            raise UnsupportedError(
+                f'device_cache_pool: memory {text(memory)} is not supported, only "device"'
+            )
         members.finish()
-        return limit
+        return limit, content
 
-    def default(self) -> int:
-        return 0
+    def default(self) -> Config:
+        return 0, "decoded"
 
-    def to_json(self, config: int, *, include_defaults: bool) -> JsonValue:
+    def to_json(self, config: Config, *, include_defaults: bool) -> JsonValue:
+        limit, content = config
         if include_defaults:
-            return {"total_bytes_limit": config, "content": "decoded", "memory": "device"}
-        return {"total_bytes_limit": config} if config else {}
+            return {"total_bytes_limit": limit, "content": content, "memory": "device"}
+        json: dict[str, JsonValue] = {"total_bytes_limit": limit} if limit else {}
+        return json | ({"content": content} if content != "decoded" else {})
 
-    def make(self, config: int) -> DeviceCachePool:
-        return DeviceCachePool(config)
+    def make(self, config: Config) -> DeviceCachePool:
+        return DeviceCachePool(*config)
+
+
+def _word(name: str, json: JsonValue) -> str:
+    words = _WORDS[name]
+    if not isinstance(json, str) or json not in words:
+        raise MetadataError(
+            f"Expected one of {', '.join(map(text, words))}, but received: {text(json)}"
+        )
+    return json
 
 
 RESOURCE = _DeviceCachePoolType()

@@ -50,7 +50,7 @@ COUNTERS: Final = MappingProxyType(
         "cache_hits": "chunks found in the cache",
         "device_cache_hits": "chunks found in the memory of the device",
         "device_cache_misses": "chunks looked for there that were not, and were fetched",
-        "device_cache_bytes": "bytes of decoded chunks that were put there to stay",
+        "device_cache_bytes": "bytes of chunks that were put there to stay",
     }
 )
 """Description of each counter, by name; a test holds the package to these names."""

@@ -1,4 +1,4 @@
-"""Caches of decoded chunks in the memory of a device, bounded in bytes.
+"""Caches of chunks in the memory of a device, decoded or as they are stored, bounded in bytes.
 
 Each :class:`~gpustore.resources.device_cache_pool.DeviceCachePool` has one :class:`ChunkCache` a
 device, which all arrays opened with that pool share:
@@ -6,7 +6,8 @@ device, which all arrays opened with that pool share:
 1. A read looks its chunks up, all at once (:meth:`ChunkCache.find`). Chunks that are there are
    copied from where they lie. Their memory is held until the read is done with it.
 2. The chunks of a submission that were not there are copied into one *slab*, one allocation, by one
-   launch. When they have been verified they get entries (:meth:`ChunkCache.put`).
+   launch. When they have been verified they get entries (:meth:`ChunkCache.put`). With encoded
+   chunks their headers are kept, so that a later read records their decoding without their bytes.
 3. Where room is wanted, the least recently used slabs that nobody holds go, with all their entries.
 
 As in :mod:`gpustore.runtime.cache` an entry knows the generation it was made from and when that was
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.device.cell_table import MISSING, NO_ENTRY, CellTable
+from gpustore.device.headers import Headers
 from gpustore.device.protocol import Allocation, Device, Stream
 from gpustore.errors import DeviceError
 from gpustore.planning.cell_numbers import CellNumbers
@@ -40,6 +42,34 @@ _STAMPS: Final = 1024
 
 SLAB_ALIGNMENT: Final = 16
 """Multiple of bytes at which chunks begin in a slab."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSlab:
+    """Encoded chunks of a slab.
+
+    Attributes
+    ----------
+    start, sizes : ndarray of int64, shape (n,)
+        Device address of each, ascending, and its length in bytes.
+    headers : Headers or None
+        Headers of all of them, if decoding needs any.
+    """
+
+    start: Integers
+    sizes: Integers
+    headers: Headers | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        columns = self.start.nbytes + self.sizes.nbytes
+        return columns + (0 if self.headers is None else self.headers.nbytes)
+
+    def find(self, address: Integers) -> tuple[Integers, Headers | None]:
+        """Return length and headers of the chunks at these addresses."""
+        at = np.searchsorted(self.start, address)
+        return self.sizes[at], None if self.headers is None else self.headers.take(at)
 
 
 @dataclass(slots=True)
@@ -57,6 +87,8 @@ class Slab:
         Number of entries that lie in it.
     parts : list of (CellTable, ndarray of int64)
         Chunks that had entries in it at some time, by table.
+    encoded : EncodedSlab, optional
+        What lies in it, if that are encoded chunks.
     """
 
     number: int
@@ -64,6 +96,12 @@ class Slab:
     holds: int = 1
     live: int = 0
     parts: list[tuple[CellTable, Integers]] = field(default_factory=list)
+    encoded: EncodedSlab | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory on the device, and of the headers in host memory."""
+        return self.allocation.nbytes + (0 if self.encoded is None else self.encoded.nbytes)
 
 
 class _Hold:
@@ -96,12 +134,15 @@ class CachedChunks:
     generation : ndarray of object, shape (n,)
         Generation of each value as its entry has it, None without an entry. The reader sets that of
         what it fetches.
+    encoded : dict of int to EncodedSlab
+        Those of the slabs that have encoded chunks.
     """
 
     cache: ChunkCache
     slab: Integers
     address: Integers
     generation: NDArray[np.object_]
+    encoded: dict[int, EncodedSlab]
     _table: CellTable
     _numbers: Integers
     _stamped: Integers
@@ -149,7 +190,9 @@ class ChunkCache:
     ----------
     device : Device
     limit : int
-        Most bytes of all slabs, and of the tables in host memory.
+        Most bytes of all slabs, and of tables and headers in host memory.
+    keeps_encoded : bool
+        Whether chunks that the device decodes are kept as they are stored.
     """
 
     __slots__ = (
@@ -163,11 +206,13 @@ class ChunkCache:
         "_stream",
         "_tables",
         "device",
+        "keeps_encoded",
         "limit",
     )
 
-    def __init__(self, device: Device, limit: int) -> None:
+    def __init__(self, device: Device, limit: int, *, keeps_encoded: bool = False) -> None:
         self.limit = limit
+        self.keeps_encoded = keeps_encoded
         self.device = device
         self._last = 0
         self.after_fork()
@@ -226,13 +271,17 @@ class ChunkCache:
             generation[known] = table.generation(places[known])
             old = known[table.read_at(places[known]) < bound]
             stamps = self._stamps[stamped]
+            encoded: dict[int, EncodedSlab] = {}
             found = CachedChunks(
-                self, slab, address, generation, table, numbers, stamped, stamps, now
+                self, slab, address, generation, encoded, table, numbers, stamped, stamps, now
             )
             held = np.unique(slab[slab > MISSING]).tolist()
             for number in held:
                 self._slabs.move_to_end(number)
-                self._slabs[number].holds += 1
+                one = self._slabs[number]
+                one.holds += 1
+                if one.encoded is not None:
+                    encoded[number] = one.encoded
             if held:
                 found._hold = _Hold(self, held)
         return found, old
@@ -278,6 +327,15 @@ class ChunkCache:
             slab = self._slabs[self._last] = Slab(self._last, allocation)
             self._slabs_nbytes += allocation.nbytes
             return slab
+
+    def describe(self, slab: Slab, encoded: EncodedSlab) -> bool:
+        """Note what lies in a slab before it gets entries; false if there is no room for that."""
+        with self._lock:
+            if not self._make_room(encoded.nbytes):
+                return False
+            slab.encoded = encoded
+            self._slabs_nbytes += encoded.nbytes
+            return True
 
     def put(
         self, chunks: CachedChunks, rows: Integers, slab: Slab | None, address: Integers
@@ -429,7 +487,7 @@ class ChunkCache:
 
     def _free(self, slab: Slab) -> None:
         del self._slabs[slab.number]
-        self._slabs_nbytes -= slab.allocation.nbytes
+        self._slabs_nbytes -= slab.nbytes
         if self._stream is None:
             self._stream = self.device.stream()
         with suppress(DeviceError):  # Of a lost device, whose memory is lost too.

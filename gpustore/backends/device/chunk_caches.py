@@ -36,7 +36,8 @@ class ChunkCaches:
         with self._lock:
             cache = pool.caches.get(self._device.name)
             if not isinstance(cache, ChunkCache) or cache.device is not self._device:
-                cache = ChunkCache(self._device, pool.total_bytes_limit)
+                encoded = pool.content == "encoded"
+                cache = ChunkCache(self._device, pool.total_bytes_limit, keeps_encoded=encoded)
                 pool.caches[self._device.name] = cache
                 self._caches.add(cache)
                 weakref.finalize(pool, self._orphans.append, cache).atexit = False

@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gpustore.backends.base import Check
+from gpustore.backends.device.cell_table import NO_ENTRY
 from gpustore.backends.device.chunk_cache import CachedChunks
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
 from gpustore.backends.device.early_result import EarlyResult
 from gpustore.backends.device.open_files import OpenFiles
-from gpustore.backends.device.placement import Places
-from gpustore.backends.device.staging_buffer import StagingArena, StagingBuffer, StagingBuffers
-from gpustore.backends.device.submission import (
+from gpustore.backends.device.piece import (
     DECODED,
     MISSING,
     Left,
     Piece,
     Report,
-    Submission,
     renumbered,
-    too_large,
 )
+from gpustore.backends.device.placement import Places
+from gpustore.backends.device.staging_buffer import StagingArena, StagingBuffer, StagingBuffers
+from gpustore.backends.device.submission import Submission, too_large
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError, GpustoreError, LimitError
@@ -470,7 +470,10 @@ class DevicePart:
         self._by_host = True
         report = renumbered(left.piece.report, left.rows)
         places = left.piece.places.take(left.rows)
-        cached = None if left.piece.cached is None else left.piece.cached.take(left.rows)
+        cached = left.piece.cached
+        if cached is not None:
+            cached = cached.take(left.rows)
+            cached.slab[:] = NO_ENTRY  # Those that are there are of no use.
         self._add(places, left.values, report, cached, are_parts=left.piece.are_parts)
 
     def _joined(self) -> Submission:

@@ -244,6 +244,13 @@ class StagingBuffer:
                 STATISTICS.add(waits=1)
                 self._is_settled = True
 
+    def downloaded(self, address: int, nbytes: int) -> bytes:
+        """Copy bytes of any device memory to the host, through the pinned memory, which is lost."""
+        self.resize(nbytes)
+        self._device.download(address, self.pinned, 0, nbytes, self.stream)
+        self._device.synchronize(self._device.record(self.stream))
+        return bytes(self.view(0, nbytes))
+
     def download_end(self) -> None:
         """Copy the end from the device to the pinned memory, and wait for that."""
         nbytes = self.nbytes - self._end

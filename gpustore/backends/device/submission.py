@@ -13,192 +13,79 @@ other; a single row that does not fit is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.device.chunk_cache import SLAB_ALIGNMENT, CachedChunks, ChunkCache, Slab
-from gpustore.backends.device.direct_read import DirectReads, Expected
-from gpustore.backends.device.placement import Places, place, place_fill
+from gpustore.backends.device.chunk_cache import (
+    SLAB_ALIGNMENT,
+    ChunkCache,
+    EncodedSlab,
+    Slab,
+)
+from gpustore.backends.device.direct_read import Expected
+from gpustore.backends.device.piece import (
+    CACHED,
+    CACHED_ENCODED,
+    DECODED,
+    ENCODED,
+    FAILED,
+    MISSING,
+    Group,
+    Left,
+    Piece,
+)
+from gpustore.backends.device.placement import place, place_fill
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Device, Event, Spans
-from gpustore.errors import GpustoreError, LimitError
+from gpustore.errors import LimitError
 from gpustore.runtime.statistics import STATISTICS
 
 Integers = NDArray[np.int64]
 
-ENCODED: Final = 0
-DECODED: Final = 1
-MISSING: Final = 2
-FAILED: Final = 3
-CACHED: Final = 4
-"""States of values in a staging buffer, or of chunks in a cache of the device.
-
-Values of uncompressed chunks are encoded, or parts.
-"""
-
 _PATTERN_ROOM_NBYTES = 4096
-
-Report = Callable[[int, Mapping[int, GpustoreError]], None]
-
-
-@dataclass(slots=True)
-class Piece:
-    """Values of some chunks in a staging buffer.
-
-    Attributes
-    ----------
-    chain : CodecChain
-        Decodes the values; other pieces of a read may have another.
-    places : Places
-        Destinations of the elements of each value.
-    start, nbytes : ndarray of int64, shape (n,)
-        Place of each value in the buffer.
-    state : ndarray of uint8, shape (n,)
-        :data:`ENCODED`, :data:`DECODED`, :data:`MISSING`, :data:`FAILED` or :data:`CACHED`.
-    report : callable
-        Called once the rows are in place, with the number of missing ones, and the error of each
-        row that failed.
-    are_parts : bool
-        Whether the values are parts of uncompressed chunks.
-    errors : dict of int to GpustoreError
-        Errors of failed rows.
-    direct : DirectReads, optional
-        Reads of files straight to the device, which have ended.
-    cached : CachedChunks, optional
-        Chunks of the rows in a cache, which those that are not there go to.
-    """
-
-    chain: CodecChain
-    places: Places
-    start: Integers
-    nbytes: Integers
-    state: NDArray[np.uint8]
-    report: Report
-    are_parts: bool = False
-    errors: dict[int, GpustoreError] = field(default_factory=dict)
-    direct: DirectReads | None = None
-    cached: CachedChunks | None = None
-
-    def __len__(self) -> int:
-        return len(self.state)
-
-    def find_cached(self) -> Integers:
-        """Note the state of rows whose chunks are cached; return the other rows."""
-        if self.cached is None:
-            return np.arange(len(self))
-        self.state[self.cached.is_known] = CACHED
-        self.state[self.cached.is_missing] = MISSING
-        return np.flatnonzero(~self.cached.is_known)
-
-    def fail(self, row: int, error: GpustoreError) -> None:
-        """Note the error of a row, which has no value any more."""
-        self.state[row] = FAILED
-        self.errors[row] = error
-
-    def take(self, rows: Integers) -> Piece:
-        """Return some of the rows, which are reported by their old numbers."""
-        numbers = {int(row): i for i, row in enumerate(rows)}
-        return Piece(
-            self.chain,
-            self.places.take(rows),
-            self.start[rows],
-            self.nbytes[rows],
-            self.state[rows],
-            renumbered(self.report, rows),
-            self.are_parts,
-            {numbers[row]: error for row, error in self.errors.items()},
-            self.direct,
-            None if self.cached is None else self.cached.take(rows),
-        )
-
-
-@dataclass(slots=True)
-class Left:
-    """Rows of a piece that the host must decode.
-
-    Attributes
-    ----------
-    piece : Piece
-    rows : ndarray of int64
-        Numbers of the rows in the piece.
-    values : list of bytes
-        Encoded value of each row.
-    """
-
-    piece: Piece
-    rows: Integers
-    values: list[bytes]
-
-
-def renumbered(report: Report, rows: Integers) -> Report:
-    """Return a function that reports rows of a piece by their numbers in `rows`."""
-
-    def renumber(missing: int, errors: Mapping[int, GpustoreError]) -> None:
-        report(missing, {int(rows[i]): error for i, error in errors.items()})
-
-    return renumber
-
-
-class _Group:
-    """Pieces of one chain, as columns of all their rows."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.pieces = pieces
-        self.chain = pieces[0].chain
-        self.edges = np.cumsum([0, *map(len, pieces)])
-        self.places = Places.joined([piece.places for piece in pieces])
-        self.start = np.concatenate([piece.start for piece in pieces])
-        self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
-        self.state = np.concatenate([piece.state for piece in pieces])
-        none = [np.zeros(len(piece), np.int64) for piece in pieces]
-        self.cached_address: Integers = np.concatenate(
-            [
-                zeros if piece.cached is None else piece.cached.address
-                for piece, zeros in zip(pieces, none)
-            ]
-        )
-
-    def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
-        """Divide rows: yield each piece with its rows, and their numbers in `rows`."""
-        owner = np.searchsorted(self.edges, rows, "right") - 1
-        for number in np.unique(owner).tolist():
-            chosen = np.flatnonzero(owner == number)
-            yield self.pieces[number], rows[chosen] - self.edges[number], chosen
-
-    def fail(self, row: int, error: GpustoreError) -> None:
-        """Note the error of a row."""
-        number = int(np.searchsorted(self.edges, row, "right")) - 1
-        self.pieces[number].fail(row - int(self.edges[number]), error)
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Decoded chunks that are copied to a cache.
+    """Chunks that are copied to a cache.
 
     Attributes
     ----------
-    group : _Group
+    group : Group
     rows : ndarray of int64, shape (n,)
     cache : ChunkCache
-    slab : Slab
-        Memory of the cache for the chunks, held.
+    slab : Slab or None
+        Memory of the cache for the chunks, held; None if there is no room.
     address : ndarray of int64, shape (n,)
         Place of each chunk there.
+    sizes : ndarray of int64, shape (n,)
+        Bytes of each chunk.
     """
 
-    group: _Group
+    group: Group
     rows: Integers
     cache: ChunkCache
-    slab: Slab
+    slab: Slab | None
     address: Integers
+    sizes: Integers
+
+    def take(self, chosen: NDArray[np.bool_]) -> None:
+        """Leave out the other chunks."""
+        self.rows, self.address = self.rows[chosen], self.address[chosen]
+        self.sizes = self.sizes[chosen]
+
+    def let_go(self) -> None:
+        """Leave the memory to the cache."""
+        if self.slab is not None:
+            self.cache.let_go(self.slab)
 
 
 class _NoRoom(Exception):
@@ -254,8 +141,8 @@ class Submission:
         self._relieve = relieve
         self._uploaded = 0
         self._is_queued = False
-        self._groups: list[_Group] = []
-        self._parts: list[tuple[_Group, CommandList, int]] = []
+        self._groups: list[Group] = []
+        self._parts: list[tuple[Group, CommandList, int]] = []
         self.event: Event | None = None
         self._kept: list[_Kept] = []
         self._unkept: list[_Kept] = []
@@ -268,13 +155,15 @@ class Submission:
         chains: dict[int, list[Piece]] = {}
         for piece in self.pieces:
             chains.setdefault(id(piece.chain), []).append(piece)
-        self._groups = [_Group(pieces) for pieces in chains.values()]
+        self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
-            self._queue(group, np.flatnonzero(group.state != FAILED))
+            is_encoded = group.state == CACHED_ENCODED
+            self._queue(group, np.flatnonzero((group.state != FAILED) & ~is_encoded))
+            self._queue(group, np.flatnonzero(is_encoded))
         if self._is_queued:
             self.event = self._device.record(self.buffer.stream)
 
-    def _queue(self, group: _Group, rows: Integers) -> None:
+    def _queue(self, group: Group, rows: Integers) -> None:
         """Queue the work for some rows of a group; of halves of them if memory is short."""
         if not len(rows):
             return
@@ -286,7 +175,7 @@ class Submission:
             self._device.synchronize(self._device.record(self.buffer.stream))
             self._keeps = False
             for one in self._unkept:
-                one.cache.let_go(one.slab)
+                one.let_go()
             self._unkept = []
             if may_succeed:
                 self._queue(group, rows)
@@ -297,7 +186,7 @@ class Submission:
                 return
             group.fail(int(rows[0]), too_large(group.chain, self._device.name))
 
-    def _try(self, group: _Group, rows: Integers) -> bool:
+    def _try(self, group: Group, rows: Integers) -> bool:
         """Queue the work for some rows; False if the buffer had to grow for their tables first."""
         used = self.buffer.used
         commands: CommandList | None = None
@@ -323,7 +212,7 @@ class Submission:
             self._unkept += kept
         return True
 
-    def _recorded(self, group: _Group, rows: Integers, kept: list[_Kept]) -> CommandList:
+    def _recorded(self, group: Group, rows: Integers, kept: list[_Kept]) -> CommandList:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
         state = group.state[rows]
@@ -332,14 +221,19 @@ class Submission:
         )
         start, nbytes = group.start[encoded], group.nbytes[encoded]
         base = buffer.address(0)
-        commands = CommandList(
-            self._device,
-            buffer.stream,
-            encoded,
-            Spans((base + start).astype(np.uint64), nbytes.astype(np.uint64)),
-            None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
-        )
+        if (state == CACHED_ENCODED).any():
+            numbers, spans, headers = group.cached_encoded(rows)
+            commands = CommandList(self._device, buffer.stream, numbers, spans, None, headers)
+        else:
+            commands = CommandList(
+                self._device,
+                buffer.stream,
+                encoded,
+                Spans((base + start).astype(np.uint64), nbytes.astype(np.uint64)),
+                None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
+            )
         try:
+            copied = self._copy_encoded(commands, group) if len(encoded) else None
             self._check_checksums(group, commands)
             if chain.is_raw:
                 chain.check_device(commands)
@@ -349,7 +243,11 @@ class Submission:
             some = np.concatenate((commands.rows, decoded))
             chunks = (base + group.start[decoded]).astype(np.uint64)
             chunks = np.concatenate((commands.values.address, chunks))
-            self._keep(commands, group, some, chunks, kept)
+            if copied is not None:
+                self._keep_encoded(commands, copied, kept)
+                self._keep(commands, group, decoded, chunks[len(commands) :], kept)
+            elif len(encoded) or len(decoded):
+                self._keep(commands, group, some, chunks, kept)
             some = np.concatenate((some, cached))
             chunks = np.concatenate((chunks, group.cached_address[cached].astype(np.uint64)))
             place(commands, places, some, chunks, stored)
@@ -363,7 +261,7 @@ class Submission:
     def _keep(
         self,
         commands: CommandList,
-        group: _Group,
+        group: Group,
         rows: Integers,
         chunks: NDArray[np.uint64],
         kept: list[_Kept],
@@ -382,20 +280,47 @@ class Submission:
         if slab is None:
             return
         address = slab.allocation.address + pitch * np.arange(count)
-        kept.append(_Kept(group, rows[:count], cached.cache, slab, address))
-        commands.launch_tables(stream_launches(chunks[:count], address, np.full(count, nbytes)))
+        sizes = np.full(count, nbytes, np.int64)
+        kept.append(_Kept(group, rows[:count], cached.cache, slab, address, sizes))
+        commands.launch_tables(stream_launches(chunks[:count], address, sizes))
+
+    def _copy_encoded(self, commands: CommandList, group: Group) -> _Kept | None:
+        """Record the copy of encoded chunks to a cache that keeps them so; None without one."""
+        cached = group.pieces[0].cached
+        if cached is None or not cached.cache.keeps_encoded or group.chain.is_raw:
+            return None
+        pitch = -(-commands.values.nbytes.astype(np.int64) // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+        slab = None
+        if self._keeps and len(commands):
+            slab = cached.cache.reserve(max(SLAB_ALIGNMENT, int(pitch.sum())), self.buffer.stream)
+        if slab is None:
+            none: Integers = np.zeros(0, np.int64)
+            return _Kept(group, none, cached.cache, None, none, none)
+        address = slab.allocation.address + np.cumsum(pitch) - pitch
+        values = commands.values
+        commands.launch_tables(stream_launches(values.address, address, values.nbytes))
+        sizes = values.nbytes.astype(np.int64)
+        return _Kept(group, commands.rows, cached.cache, slab, address, sizes)
+
+    def _keep_encoded(self, commands: CommandList, copied: _Kept, kept: list[_Kept]) -> None:
+        """Note which of the copied chunks the device decodes, and their headers."""
+        if copied.slab is None:
+            return
+        kept.append(copied)
+        copied.take(np.isin(copied.rows, commands.rows))
+        encoded = EncodedSlab(copied.address, copied.sizes, commands.headers)
+        if not copied.cache.describe(copied.slab, encoded):
+            copied.take(np.zeros(len(copied.rows), np.bool_))
 
     def _put_entries(self, left: Mapping[int, Sequence[Integers]]) -> None:
         """Make entries of the chunks that were verified, and of those that are not stored."""
         for kept in self._kept:
             failed = np.concatenate([np.zeros(0, np.int64), *left.get(id(kept.group), ())])
-            good = ~np.isin(kept.rows, failed)
-            rows, address = kept.rows[good], kept.address[good]
-            made = 0
-            for piece, some, chosen in kept.group.by_piece(rows):
+            kept.take(~np.isin(kept.rows, failed))
+            for piece, some, chosen in kept.group.by_piece(kept.rows):
                 assert piece.cached is not None
-                made += kept.cache.put(piece.cached, some, kept.slab, address[chosen])
-            STATISTICS.add(device_cache_bytes=made * kept.group.chain.layout.nbytes)
+                if kept.cache.put(piece.cached, some, kept.slab, kept.address[chosen]):
+                    STATISTICS.add(device_cache_bytes=int(kept.sizes[chosen].sum()))
         for piece in self.pieces:
             cached = piece.cached
             if cached is not None:
@@ -407,9 +332,9 @@ class Submission:
         """Leave the memory for chunks to the caches; nothing on the device uses it any more."""
         kept, self._kept, self._unkept = [*self._kept, *self._unkept], [], []
         for one in kept:
-            one.cache.let_go(one.slab)
+            one.let_go()
 
-    def _fill(self, commands: CommandList, group: _Group, missing: Integers) -> None:
+    def _fill(self, commands: CommandList, group: Group, missing: Integers) -> None:
         """Record the fill of the elements of missing rows."""
         pattern = self._pattern(group)
         at = self.buffer.reserve_table(len(pattern))
@@ -423,7 +348,7 @@ class Submission:
         else:
             place_fill(commands, group.places, missing, pattern, address)
 
-    def _check_checksums(self, group: _Group, commands: CommandList) -> None:
+    def _check_checksums(self, group: Group, commands: CommandList) -> None:
         """Record the comparison of the checksums of values that went straight to the device."""
         expected: list[Expected] = []
         for piece in group.pieces:
@@ -444,12 +369,12 @@ class Submission:
             np.array([row_at[one.start] for one in wanted], np.int64),
         )
 
-    def _is_record(self, group: _Group) -> bool:
+    def _is_record(self, group: Group) -> bool:
         """Whether the fill value is the bytes of a stored record."""
         dtype: np.dtype[Any] = self._fill_value.dtype
         return dtype.type is np.void and dtype.itemsize == group.chain.layout.record
 
-    def _pattern(self, group: _Group) -> bytes:
+    def _pattern(self, group: Group) -> bytes:
         """Return the bytes that fill missing rows: an element, or a chunk of records."""
         layout = group.chain.layout
         if self._is_record(group):
@@ -457,7 +382,7 @@ class Submission:
             return record * (layout.nbytes // layout.record)
         return bytes(np.asarray(self._fill_value, group.places.dtype).tobytes())
 
-    def _run(self, group: _Group, commands: CommandList) -> None:
+    def _run(self, group: Group, commands: CommandList) -> None:
         """Upload what was not, and queue the steps."""
         device, buffer = self._device, self.buffer
         stream = buffer.stream
@@ -519,9 +444,11 @@ class Submission:
         if left and self.buffer.has_end:
             self._fetch_direct()
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
-        return [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
+        every = [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
+        self._download_cached(every)
+        return every
 
-    def _left(self, group: _Group, rows: Integers) -> list[Left]:
+    def _left(self, group: Group, rows: Integers) -> list[Left]:
         found = []
         for lo, hi, piece in zip(group.edges, group.edges[1:], group.pieces):
             some = np.sort(rows[(rows >= lo) & (rows < hi)] - lo)
@@ -532,6 +459,21 @@ class Submission:
             values = [bytes(self.buffer.view(start, nbytes)) for start, nbytes in places]
             found.append(Left(piece, some, values))
         return found
+
+    def _download_cached(self, left: Sequence[Left]) -> None:
+        """Copy encoded chunks of a cache to the host, which decodes them."""
+        for one in left:
+            rows = np.flatnonzero(one.piece.state[one.rows] == CACHED_ENCODED)
+            if not len(rows):
+                continue
+            group = Group([one.piece])
+            numbers, spans, _ = group.cached_encoded(one.rows[rows])
+            for number, address, nbytes in zip(
+                numbers.tolist(), spans.address.tolist(), spans.nbytes.tolist()
+            ):
+                value = self.buffer.downloaded(address, nbytes)
+                one.values[int(np.searchsorted(one.rows, number))] = value
+                STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
 
     def _fetch_direct(self) -> None:
         """Copy bytes that only the device has to the host, and compare their checksums."""

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numcodecs.blosc
@@ -58,7 +59,7 @@ from gpustore.codec_chain.base import (
 from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues
 from gpustore.codecs.blosc import snappy
 from gpustore.codecs.blosc.block import streams_of
-from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames
+from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames, read_blosc
 from gpustore.codecs.blosc.encode import BloscFrames
 from gpustore.codecs.blosc.frame import (
     CODES,
@@ -202,9 +203,9 @@ class _Blosc(BytesCodec):
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Record the decoding of frames with any compressor and shuffle."""
-        columns = self._columns(commands)
+        columns = self._headers(commands, partial(read_blosc, decoded_max, exact=exact))
         if columns is not None:
-            decode_frames(commands, device, columns, decoded_max, exact=exact)
+            decode_frames(commands, device, columns)
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no frames: compressor, level, size or a missing library."""

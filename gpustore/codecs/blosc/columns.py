@@ -9,12 +9,14 @@ Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask, Rejections
+from gpustore.device.headers import take_parts
 
 _HEADER_NBYTES: Final = 16
 _STORED: Final = 0x02
@@ -58,6 +60,8 @@ class BloscStreams:
         Bytes of the stream, within the frame.
     dst, dst_nbytes : ndarray of int64
         Range of the decoded stream, within the shuffled bytes of the frame.
+    adler32 : ndarray of int64
+        Checksum of the decoded stream, if its compressor is zlib.
     """
 
     frame: Integers
@@ -65,6 +69,7 @@ class BloscStreams:
     src_nbytes: Integers
     dst: Integers
     dst_nbytes: Integers
+    adler32: Integers
 
     @property
     def is_stored(self) -> Mask:
@@ -72,15 +77,9 @@ class BloscStreams:
         stored: Mask = self.src_nbytes == self.dst_nbytes
         return stored
 
-    def take(self, chosen: Mask) -> BloscStreams:
+    def take(self, chosen: Mask | Integers) -> BloscStreams:
         """Return some of the streams."""
-        return BloscStreams(
-            self.frame[chosen],
-            self.src[chosen],
-            self.src_nbytes[chosen],
-            self.dst[chosen],
-            self.dst_nbytes[chosen],
-        )
+        return BloscStreams(**{name: column[chosen] for name, column in _columns(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class BloscColumns:
 
     Attributes
     ----------
-    nbytes, typesize, code : ndarray of int64, shape (n,)
+    decoded_nbytes, typesize, code : ndarray of int64, shape (n,)
         Decoded bytes of each frame, bytes of an element, number of the compressor.
     is_stored, is_byte_shuffled, is_bit_shuffled : ndarray of bool, shape (n,)
         Whether the decoded bytes follow the header, unshuffled; which shuffle blocks have.
@@ -98,7 +97,7 @@ class BloscColumns:
         Stored frames have neither blocks nor streams.
     """
 
-    nbytes: Integers
+    decoded_nbytes: Integers
     typesize: Integers
     code: Integers
     is_stored: Mask
@@ -107,24 +106,50 @@ class BloscColumns:
     blocks: BloscBlocks
     streams: BloscStreams
 
-    def take(self, kept: Mask) -> BloscColumns:
+    def take(self, values: Mask | Integers) -> BloscColumns:
         """Return some of the frames, numbered anew."""
-        number = np.cumsum(kept) - 1
-        blocks, streams = kept[self.blocks.frame], self.streams.take(kept[self.streams.frame])
+        count = len(self.decoded_nbytes)
+        frame, number = take_parts(self.blocks.frame, count, values)
+        blocks = BloscBlocks(frame, self.blocks.offset[number], self.blocks.nbytes[number])
+        frame, number = take_parts(self.streams.frame, count, values)
+        streams = replace(self.streams.take(number), frame=frame)
+        heads = {name: column[values] for name, column in self._heads.items()}
+        return BloscColumns(**heads, blocks=blocks, streams=streams)
+
+    def joined(self, others: Sequence[BloscColumns]) -> BloscColumns:
+        """Return these frames and those of `others`."""
+        every = (self, *others)
+        before = np.cumsum([0, *[len(one.decoded_nbytes) for one in every]])
+        blocks = [replace(one.blocks, frame=one.blocks.frame + n) for one, n in zip(every, before)]
+        streams = [
+            replace(one.streams, frame=one.streams.frame + n) for one, n in zip(every, before)
+        ]
         return BloscColumns(
-            self.nbytes[kept],
-            self.typesize[kept],
-            self.code[kept],
-            self.is_stored[kept],
-            self.is_byte_shuffled[kept],
-            self.is_bit_shuffled[kept],
-            BloscBlocks(
-                number[self.blocks.frame[blocks]],
-                self.blocks.offset[blocks],
-                self.blocks.nbytes[blocks],
-            ),
-            replace(streams, frame=number[streams.frame]),
+            **_joined([one._heads for one in every]),
+            blocks=BloscBlocks(**_joined([_columns(one) for one in blocks])),
+            streams=BloscStreams(**_joined([_columns(one) for one in streams])),
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory of all columns."""
+        every = (self._heads, _columns(self.blocks), _columns(self.streams))
+        return sum([column.nbytes for columns in every for column in columns.values()])
+
+    @property
+    def _heads(self) -> dict[str, Any]:
+        """Columns of the frames."""
+        columns = _columns(self)
+        return {name: columns[name] for name in columns if name not in ("blocks", "streams")}
+
+
+def _columns(one: Any) -> dict[str, Any]:
+    """Return the columns of a dataclass by name."""
+    return {each.name: getattr(one, each.name) for each in fields(one)}
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_columns(
@@ -219,7 +244,7 @@ def _read_streams(
     frame = blocks.frame
     first = np.cumsum(splits) - splits
     total = int(splits.sum())
-    streams = BloscStreams(*(np.zeros(total, np.int64) for _ in range(5)))
+    streams = BloscStreams(*(np.zeros(total, np.int64) for _ in range(6)))
     begin = _HEADER_NBYTES + 4 * count_of[frame]
     share = blocks.nbytes // splits
     for k in range(int(splits.max(initial=0))):

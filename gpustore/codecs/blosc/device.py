@@ -14,6 +14,7 @@ The bytes of a stored frame are used in place.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -53,29 +54,31 @@ DEVICE_CODECS: Final = {
 _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 
 
-def decode_frames(
-    commands: CommandList, device: Device, encoded: EncodedColumns, decoded_max: int, *, exact: bool
-) -> None:
-    """Record the decoding of all values of `commands`, each one frame; see the module."""
+def read_blosc(
+    decoded_max: int, encoded: EncodedColumns, *, exact: bool
+) -> tuple[BloscColumns, dict[int, str]]:
+    """Read and check frames, and the headers of their streams.
+
+    Parameters and result are those of :func:`~gpustore.codecs.blosc.columns.read_columns`.
+    """
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
-    columns, encoded = _fall_back(commands, columns, encoded, reasons)
-    reasons = {
-        **_unfit_codes(device, columns, commands.distrust),
-        **_damaged_streams(encoded, columns),
-    }
-    columns, encoded = _fall_back(commands, columns, encoded, reasons)
+    ok = np.ones(len(encoded), np.bool_)
+    ok[list(reasons)] = False
+    streams = columns.streams.take(ok[columns.streams.frame])
+    columns = replace(columns, streams=streams)
+    reasons.update(_damaged_streams(encoded, columns))
+    ok[list(reasons)] = False
+    zlib = (columns.code[streams.frame] == _ZLIB) & ~streams.is_stored & ok[streams.frame]
+    start = encoded.start[streams.frame[zlib]] + streams.src[zlib]
+    streams.adler32[zlib] = adler32s(encoded, start, streams.src_nbytes[zlib])
+    return columns, reasons
+
+
+def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) -> None:
+    """Record the decoding of all values of `commands`, each one frame; see the module."""
+    commands.fall_back(_unfit_codes(device, columns, commands.distrust))
     if len(commands):
-        _record(commands, device, encoded, columns)
-
-
-def _fall_back(
-    commands: CommandList,
-    columns: BloscColumns,
-    encoded: EncodedColumns,
-    reasons: dict[int, str],
-) -> tuple[BloscColumns, EncodedColumns]:
-    kept = commands.fall_back(reasons)
-    return columns.take(kept), encoded.take(kept)
+        _record(commands, device, commands.headers)
 
 
 def _of_code(columns: BloscColumns, code: int) -> BloscStreams:
@@ -133,20 +136,18 @@ def _unfit_codes(
     return found
 
 
-def _record(
-    commands: CommandList, device: Device, encoded: EncodedColumns, columns: BloscColumns
-) -> None:
+def _record(commands: CommandList, device: Device, columns: BloscColumns) -> None:
     base = commands.values.address.astype(np.int64)
     decoded = base + 16
     compressed = np.flatnonzero(~columns.is_stored)
     rows = commands.rows[compressed]
-    decoded[compressed] = destinations(commands, columns.nbytes[compressed], rows).address
+    decoded[compressed] = destinations(commands, columns.decoded_nbytes[compressed], rows).address
     # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
     is_shuffled = columns.is_byte_shuffled | columns.is_bit_shuffled
     joined = decoded.copy()
     shuffled = np.flatnonzero(is_shuffled & ~columns.is_stored)
     rows = commands.rows[shuffled]
-    joined[shuffled] = destinations(commands, columns.nbytes[shuffled], rows).address
+    joined[shuffled] = destinations(commands, columns.decoded_nbytes[shuffled], rows).address
 
     streams = columns.streams
     stored = streams.take(streams.is_stored)
@@ -172,8 +173,7 @@ def _record(
         commands.decompress(codec, src, dst, rows)
     zlib = _of_code(columns, _ZLIB)
     if len(zlib.frame):
-        start = encoded.start[zlib.frame] + zlib.src
-        expected = adler32s(encoded, start, zlib.src_nbytes)
+        expected = zlib.adler32.astype(np.uint32)
         commands.checksum("adler32", _dst(joined, zlib), expected, commands.rows[zlib.frame])
 
     blocks = columns.blocks
@@ -192,7 +192,7 @@ def _record(
                     columns.typesize[frame],
                 )
             )
-    commands.values = Spans(decoded.astype(np.uint64), columns.nbytes.astype(np.uint64))
+    commands.values = Spans(decoded.astype(np.uint64), columns.decoded_nbytes.astype(np.uint64))
     commands.encoded = None
 
 

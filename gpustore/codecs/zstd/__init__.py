@@ -53,7 +53,9 @@ from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues, Fr
 from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress
+from gpustore.device.headers import HeaderColumns
 from gpustore.device.protocol import Decoders, Device
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
@@ -195,16 +197,18 @@ class _Zstd(BytesCodec):
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
     ) -> None:
         """Record the decoding of values of one plain frame."""
-        columns = self._columns(commands)
-        if columns is None:
-            return
-        nbytes, reasons = read_frames(columns, columns.start, columns.nbytes)
-        wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
-        size = f"zstd: does not hold {decoded_max} bytes"
-        reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
-        commands.fall_back(reasons)
-        kept = np.delete(nbytes, list(reasons))
-        decompress_values(commands, device, "zstd", commands.values, kept)
+
+        def read(columns: EncodedColumns) -> tuple[HeaderColumns, dict[int, str]]:
+            nbytes, reasons = read_frames(columns, columns.start, columns.nbytes)
+            wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
+            size = f"zstd: does not hold {decoded_max} bytes"
+            reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
+            return HeaderColumns((nbytes,)), reasons
+
+        headers = self._headers(commands, read)
+        if headers is not None:
+            (nbytes,) = headers.columns
+            decompress_values(commands, device, "zstd", commands.values, nbytes)
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no values: a high level, a content checksum, no library."""

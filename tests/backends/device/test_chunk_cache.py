@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpustore.backends.device.cell_table import MISSING, NO_ENTRY
-from gpustore.backends.device.chunk_cache import ChunkCache
+from gpustore.backends.device.chunk_cache import ChunkCache, EncodedSlab
+from gpustore.device.headers import HeaderColumns
 from gpustore.planning.cell_numbers import CellNumbers
 from gpustore.runtime.cache import ArrayId
 from tests.emulator.device import EmulatedDevice
@@ -223,3 +224,29 @@ def test_threads_share_a_small_cache(device):
     assert not failures
     cache.clear()
     assert not device._memory.live()
+
+
+def test_headers_count_as_memory(device):
+    cache = new_cache(device, 1000 + TABLE + 100)
+    stream = device.stream()
+    chunks, _ = look(cache, [4, 2])
+    slab = cache.reserve(1000, stream)
+    device.synchronize(device.record(stream))
+    address = slab.allocation.address + np.array([0, 400])
+    sizes = np.array([300, 200])
+    too_many = HeaderColumns((np.zeros(300, np.int64),))
+    assert not cache.describe(slab, EncodedSlab(address, sizes, too_many))
+    before = cache.nbytes
+    headers = HeaderColumns((np.array([7, 8]),))
+    assert cache.describe(slab, EncodedSlab(address, sizes, headers))
+    assert cache.nbytes == before + 6 * 8
+    cache.put(chunks, np.arange(2), slab, address)
+    cache.let_go(slab)
+    found, _ = look(cache, [2, 3, 4])
+    encoded = found.encoded[slab.number]
+    sizes, columns = encoded.find(found.address[[0, 2]])
+    assert sizes.tolist() == [200, 300]
+    assert columns.columns[0].tolist() == [8, 7]
+    del found, encoded
+    cache.clear()
+    assert cache.nbytes == 0

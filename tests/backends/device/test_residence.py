@@ -11,7 +11,7 @@ import gpustore
 from tests.emulator import host_build
 from tests.matrix import each
 from tests.on_device import emulated, on_host
-from tests.pipelines.test_cached import CHAINS, OTHERS, OWN, check_steps, steps
+from tests.pipelines.test_cached import BYTES, CHAINS, OTHERS, OWN, check_steps, steps
 
 pytestmark = pytest.mark.skipif(host_build.COMPILER is None, reason="no C++ compiler")
 
@@ -23,7 +23,7 @@ METADATA = {
 }
 
 
-def opened(path, device, chain="gzip", *, limit=10**6, stored=6, **options):
+def opened(path, device, chain="gzip", *, limit=10**6, stored=6, content="decoded", **options):
     """An array in files, without a cache on the host, and with one on a device."""
     url = f"file://{path}/a|zarr3:"
     host = gpustore.open(
@@ -32,7 +32,8 @@ def opened(path, device, chain="gzip", *, limit=10**6, stored=6, **options):
         device="cpu",
     ).result()
     host[:stored] = np.arange(stored * 10, dtype=np.int16).reshape(stored, 10)
-    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit}})
+    pool = {"total_bytes_limit": limit, "content": content}
+    context = gpustore.Context({"device_cache_pool": pool})
     options = {"recheck_cached_data": False, **options}
     spec = {**gpustore.Spec(url).to_json(), **options}
     return host, gpustore.open(spec, context=context, device=device.name).result()
@@ -77,10 +78,11 @@ def test_second_epoch_asks_for_nothing_and_copies_tables_only(tmp_path, chain):
         assert len(cache_of(there)) == 0
 
 
-def pair(device, limit, chain, **options):
+def pair(device, limit, chain, content, **options):
     """The same array in memory twice: on the device with a cache, and on the host without."""
     values = gpustore.Context()
-    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit}}, values)
+    pool = {"total_bytes_limit": limit, "content": content}
+    context = gpustore.Context({"device_cache_pool": pool}, values)
     values["memory_key_value_store"]
     spec = {**gpustore.Spec("memory://a|zarr3:").to_json(), **options}
     metadata = {**METADATA, "codecs": CHAINS[chain]}
@@ -130,25 +132,36 @@ class _Resolved(_Read):
         return OnHost(self.device, self.future.result())
 
 
+CONTENTS = ("decoded", "encoded")
 LIMITS = {"less than a chunk": 4000, "some chunks": 4300, "all": 10**6}
 
 
 @pytest.mark.matrix
-@given(steps(OWN + OTHERS), st.sampled_from(list(LIMITS)), st.sampled_from(list(CHAINS)))
-def test_reads_are_those_without_a_cache(steps, limit, chain):
+@given(
+    steps(OWN + OTHERS),
+    st.sampled_from(list(LIMITS)),
+    st.sampled_from(list(CHAINS)),
+    st.sampled_from(CONTENTS),
+)
+def test_reads_are_those_without_a_cache(steps, limit, chain, content):
     with emulated() as device:
-        there, plain = pair(device, LIMITS[limit], chain)
+        there, plain = pair(device, LIMITS[limit], chain, content)
         plain.write(np.arange(90, dtype=np.int16).reshape(9, 10)).result()
         check_steps(OnHost(device, there), plain, steps)
         del there
 
 
 @pytest.mark.matrix
-@given(steps(OWN), st.sampled_from(["some chunks", "all"]), st.sampled_from(list(CHAINS)))
-def test_own_changes_are_seen_without_rechecks(steps, limit, chain):
+@given(
+    steps(OWN),
+    st.sampled_from(["some chunks", "all"]),
+    st.sampled_from(list(CHAINS)),
+    st.sampled_from(CONTENTS),
+)
+def test_own_changes_are_seen_without_rechecks(steps, limit, chain, content):
     """Nobody else writes: a cache that is never compared with what is stored is right, too."""
     with emulated() as device:
-        there, plain = pair(device, LIMITS[limit], chain, recheck_cached_data=False)
+        there, plain = pair(device, LIMITS[limit], chain, content, recheck_cached_data=False)
         check_steps(OnHost(device, there), plain, steps)
         del there
 
@@ -412,3 +425,79 @@ def test_explain_says_what_stays(tmp_path):
             for name, (least, most) in explanation.counts.items():
                 assert least <= counts[name] <= most or most is None, name
         del there, counts
+
+
+ENCODED = {
+    **{chain: CHAINS[chain] for chain in ("gzip", "checksum", "transposed", "shards")},
+    "zstd and crc32c": [BYTES, "zstd", "crc32c"],
+    **{
+        f"blosc {cname}": [
+            BYTES,
+            {
+                "name": "blosc",
+                "configuration": {
+                    "cname": cname,
+                    "clevel": 5,
+                    "shuffle": "shuffle",
+                    "typesize": 2,
+                    "blocksize": 0,
+                },
+            },
+        ]
+        for cname in ("lz4", "zlib", "zstd", "blosclz")
+    },
+}
+
+
+@each("chain", ENCODED)
+def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain):
+    url = f"file://{tmp_path}/e|zarr3:"
+    shape = [40, 60]
+    grid = {"name": "regular", "configuration": {"chunk_shape": [16, 24]}}
+    metadata = {**METADATA, "shape": shape, "chunk_grid": grid, "codecs": ENCODED[chain]}
+    with emulated() as device:
+        host = gpustore.open(
+            {**gpustore.Spec(url).to_json(), "metadata": metadata}, create=True, device="cpu"
+        ).result()
+        elements = np.random.default_rng(0).integers(0, 9, shape).astype(np.int16)
+        elements[:16, :24] = 3
+        host[:32] = elements[:32]
+        pool = {"total_bytes_limit": 10**7, "content": "encoded"}
+        context = gpustore.Context({"device_cache_pool": pool})
+        there = gpustore.open(
+            {**gpustore.Spec(url).to_json(), "recheck_cached_data": False},
+            context=context,
+            device=device.name,
+        ).result()
+        _, first = counted(device, there)
+        there[:16].read().result()
+        expected = host.read().result()
+        for part in (there, there[3:30, 5:59][::-1, ::2], there.oindex[[30, 2, 30], :]):
+            found, counts = counted(device, part)
+            same = host[part.domain] if part is there else None
+            if same is not None:
+                assert np.array_equal(found, expected)
+                assert counts["chunks_decoded_device"] == first["chunks_decoded_device"]
+            assert not counts.keys() & {"key_reads", "bytes_fetched", "device_cache_misses"}
+        found = on_host(device, there.oindex[[30, 2, 30], :].read().result())
+        assert np.array_equal(found, expected[[30, 2, 30]])
+        assert first["device_cache_bytes"] <= first["bytes_fetched"]
+        # A failure on the device is mended by the host, from the bytes on the device.
+        if device.counts["decompress"]:
+            device.faults.statuses = {(device.counts["decompress"], 0): 12}
+            found, counts = counted(device, there)
+            assert counts["retries"] == counts["host_fallbacks"] == 1
+            assert "bytes_fetched" not in counts
+            assert np.array_equal(found, expected)
+        del there, part, same
+
+
+def test_chunks_that_the_host_decodes_are_kept_decoded(tmp_path):
+    with emulated(decodes=()) as device:
+        host, there = opened(tmp_path, device, "gzip", content="encoded")
+        counted(device, there)
+        found, counts = counted(device, there)
+        assert np.array_equal(found, host.read().result())
+        assert "host_fallbacks" not in counts
+        assert counts["device_cache_hits"] == 6
+        del there

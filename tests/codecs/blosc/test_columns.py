@@ -76,9 +76,11 @@ def decode_by_columns(values, decoded_max, *, exact):
     columns, reasons = read_columns(EncodedColumns.joined(values), decoded_max, exact=exact)
     kept = np.ones(len(values), bool)
     kept[list(reasons)] = False
-    columns = columns.take(kept)
-    rows = np.flatnonzero(kept).tolist()
-    joined = [bytearray(nbytes) for nbytes in columns.nbytes.tolist()]
+    # In another order, and put together again, as a cache does it.
+    order = np.flatnonzero(kept)[::-1]
+    columns = columns.take(order[:1]).joined([columns.take(order[1:])])
+    rows = order.tolist()
+    joined = [bytearray(nbytes) for nbytes in columns.decoded_nbytes.tolist()]
     found = {}
     streams = columns.streams
     for frame, src, src_nbytes, dst, nbytes in zip(
@@ -143,7 +145,7 @@ def check_bounds(values, columns, kept):
         streams = columns.streams.take(columns.streams.frame == number)
         if columns.is_stored[number]:
             assert len(streams.frame) == 0
-            assert len(values[row]) == 16 + columns.nbytes[number]
+            assert len(values[row]) == 16 + columns.decoded_nbytes[number]
             continue
         begin = np.sort(streams.src)
         end = (streams.src + streams.src_nbytes)[np.argsort(streams.src)]
@@ -151,7 +153,7 @@ def check_bounds(values, columns, kept):
         assert end[-1] <= len(values[row])
         assert (begin[1:] >= end[:-1]).all()
         assert streams.dst.tolist() == (np.cumsum(streams.dst_nbytes) - streams.dst_nbytes).tolist()
-        assert streams.dst_nbytes.sum() == columns.nbytes[number]
+        assert streams.dst_nbytes.sum() == columns.decoded_nbytes[number]
         assert (streams.dst_nbytes > 0).all()
 
 

@@ -1,0 +1,186 @@
+"""Pieces of submissions: values of some chunks in a staging buffer, and chunks in a cache.
+
+The tasks of a read make :class:`Piece` objects; a submission joins those of one chain to a
+:class:`Group`, whose columns NumPy takes all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.device.chunk_cache import CachedChunks
+from gpustore.backends.device.direct_read import DirectReads
+from gpustore.backends.device.placement import Places
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.device.headers import Headers
+from gpustore.device.protocol import Spans
+from gpustore.errors import GpustoreError
+
+Integers = NDArray[np.int64]
+
+ENCODED: Final = 0
+DECODED: Final = 1
+MISSING: Final = 2
+FAILED: Final = 3
+CACHED: Final = 4
+CACHED_ENCODED: Final = 5
+"""States of values in a staging buffer, or of chunks in a cache of the device.
+
+Values of uncompressed chunks are encoded, or parts.
+"""
+
+Report = Callable[[int, Mapping[int, GpustoreError]], None]
+
+
+@dataclass(slots=True)
+class Piece:
+    """Values of some chunks in a staging buffer.
+
+    Attributes
+    ----------
+    chain : CodecChain
+        Decodes the values; other pieces of a read may have another.
+    places : Places
+        Destinations of the elements of each value.
+    start, nbytes : ndarray of int64, shape (n,)
+        Place of each value in the buffer.
+    state : ndarray of uint8, shape (n,)
+        :data:`ENCODED`, :data:`DECODED`, :data:`MISSING`, :data:`FAILED`, :data:`CACHED` or
+        :data:`CACHED_ENCODED`.
+    report : callable
+        Called once the rows are in place, with the number of missing ones, and the error of each
+        row that failed.
+    are_parts : bool
+        Whether the values are parts of uncompressed chunks.
+    errors : dict of int to GpustoreError
+        Errors of failed rows.
+    direct : DirectReads, optional
+        Reads of files straight to the device, which have ended.
+    cached : CachedChunks, optional
+        Chunks of the rows in a cache, which those that are not there go to.
+    """
+
+    chain: CodecChain
+    places: Places
+    start: Integers
+    nbytes: Integers
+    state: NDArray[np.uint8]
+    report: Report
+    are_parts: bool = False
+    errors: dict[int, GpustoreError] = field(default_factory=dict)
+    direct: DirectReads | None = None
+    cached: CachedChunks | None = None
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def find_cached(self) -> Integers:
+        """Note the state of rows whose chunks are cached; return the other rows."""
+        if self.cached is None:
+            return np.arange(len(self))
+        self.state[self.cached.is_known] = CACHED
+        self.state[self.cached.is_missing] = MISSING
+        if self.cached.encoded:
+            self.state[np.isin(self.cached.slab, list(self.cached.encoded))] = CACHED_ENCODED
+        return np.flatnonzero(~self.cached.is_known)
+
+    def fail(self, row: int, error: GpustoreError) -> None:
+        """Note the error of a row, which has no value any more."""
+        self.state[row] = FAILED
+        self.errors[row] = error
+
+    def take(self, rows: Integers) -> Piece:
+        """Return some of the rows, which are reported by their old numbers."""
+        numbers = {int(row): i for i, row in enumerate(rows)}
+        return Piece(
+            self.chain,
+            self.places.take(rows),
+            self.start[rows],
+            self.nbytes[rows],
+            self.state[rows],
+            renumbered(self.report, rows),
+            self.are_parts,
+            {numbers[row]: error for row, error in self.errors.items()},
+            self.direct,
+            None if self.cached is None else self.cached.take(rows),
+        )
+
+
+@dataclass(slots=True)
+class Left:
+    """Rows of a piece that the host must decode.
+
+    Attributes
+    ----------
+    piece : Piece
+    rows : ndarray of int64
+        Numbers of the rows in the piece.
+    values : list of bytes
+        Encoded value of each row.
+    """
+
+    piece: Piece
+    rows: Integers
+    values: list[bytes]
+
+
+def renumbered(report: Report, rows: Integers) -> Report:
+    """Return a function that reports rows of a piece by their numbers in `rows`."""
+
+    def renumber(missing: int, errors: Mapping[int, GpustoreError]) -> None:
+        report(missing, {int(rows[i]): error for i, error in errors.items()})
+
+    return renumber
+
+
+class Group:
+    """Pieces of one chain, as columns of all their rows."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        self.chain = pieces[0].chain
+        self.edges = np.cumsum([0, *map(len, pieces)])
+        self.places = Places.joined([piece.places for piece in pieces])
+        self.start = np.concatenate([piece.start for piece in pieces])
+        self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
+        self.state = np.concatenate([piece.state for piece in pieces])
+        none = [np.zeros(len(piece), np.int64) for piece in pieces]
+        self.cached_address: Integers = np.concatenate(
+            [
+                zeros if piece.cached is None else piece.cached.address
+                for piece, zeros in zip(pieces, none)
+            ]
+        )
+
+    def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
+        """Divide rows: yield each piece with its rows, and their numbers in `rows`."""
+        owner = np.searchsorted(self.edges, rows, "right") - 1
+        for number in np.unique(owner).tolist():
+            chosen = np.flatnonzero(owner == number)
+            yield self.pieces[number], rows[chosen] - self.edges[number], chosen
+
+    def fail(self, row: int, error: GpustoreError) -> None:
+        """Note the error of a row."""
+        number = int(np.searchsorted(self.edges, row, "right")) - 1
+        self.pieces[number].fail(row - int(self.edges[number]), error)
+
+    def cached_encoded(self, rows: Integers) -> tuple[Integers, Spans, Headers | None]:
+        """Return rows with cached encoded chunks in another order, their places and headers."""
+        found: list[tuple[Integers, Integers, Integers, Headers | None]] = []
+        for piece, some, chosen in self.by_piece(rows):
+            cached = piece.cached
+            assert cached is not None
+            for number in np.unique(cached.slab[some]).tolist():
+                here = cached.slab[some] == number
+                address = cached.address[some[here]]
+                found.append((rows[chosen[here]], address, *cached.encoded[number].find(address)))
+        numbers, address, sizes = (np.concatenate(column) for column in list(zip(*found))[:3])
+        headers = found[0][3]
+        if headers is not None:
+            headers = headers.joined([one[3] for one in found[1:]])
+        return numbers, Spans(address.astype(np.uint64), sizes.astype(np.uint64)), headers
