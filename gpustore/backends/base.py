@@ -8,6 +8,7 @@ so that a device can launch one kernel for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -20,7 +21,9 @@ from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
+from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.copy_plan import CopyWindow
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import DecodeRule
@@ -143,9 +146,14 @@ class SinkPart(Protocol):
         """Return the arena, in host memory, for the next values; earlier ones may lose theirs."""
 
     def scatter(
-        self, rows: PlanWindow, values: Sequence[Buffer | None], cached: Any = None
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: Any = None,
+        *,
+        target: int = 0,
     ) -> None:
-        """Decode `values`, one a row and None for a missing chunk, into the only array.
+        """Decode `values`, one a row and None for a missing chunk, into the array `target`.
 
         `cached` are the chunks of the rows as the backend's :meth:`Backend.chunk_cache` knows them;
         those that are there have no value.
@@ -172,6 +180,52 @@ class SinkPart(Protocol):
             Encoded chunks; None is a missing one.
         cached : object, optional
             As for :meth:`scatter`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOfTable:
+    """Values of the rows of a row table, in files that the native core reads.
+
+    Attributes
+    ----------
+    array : NativeArray
+        Made by :func:`~gpustore.backends.native.array.native_files`.
+    table : RowTable
+    directory : KeyDirectory
+        Directory of the keys.
+    strides : (src_strides, dst_strides)
+        For each array that is filled, the bytes between neighbours in a decoded chunk and in the
+        array, along each input dimension.
+    keys : sequence of str, one a row
+    by_element : bool
+        Whether elements of regions are gathered one by one.
+    fill_missing : bool
+        Whether missing chunks are the fill value; otherwise their rows are left.
+    whole : bool array, one entry a row, or None
+        Rows of which the whole value is fetched, the others are left; None for all.
+    """
+
+    array: NativeArray
+    table: RowTable
+    directory: KeyDirectory
+    strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
+    keys: Sequence[str]
+    by_element: bool
+    fill_missing: bool
+    whole: NDArray[np.bool_] | None = None
+
+
+class StagingPart(SinkPart, Protocol):
+    """Part of a read into memory that the native core fills with encoded values."""
+
+    def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
+        """Fetch the values of rows `lo` to `hi` and take them.
+
+        Returns
+        -------
+        list of int
+            Rows that are left: for which the core has no plain answer.
         """
 
 
@@ -209,6 +263,9 @@ class Sink(Protocol):
         native : NativeArray, optional
             Constants with which the native core decodes values for host memory.
         """
+
+    def staging_part(self, chain: CodecChain, rows: int) -> StagingPart | None:
+        """Make the part of one task, as :meth:`part`; None if the native core must not fill it."""
 
     def run(
         self,
@@ -278,7 +335,7 @@ class Backend(Protocol):
         fill_value : ndarray
             Value of the elements of missing chunks, or the bytes of a stored record.
         out : sequence of Memory
-            Arrays that are filled; a single one for :meth:`SinkPart.scatter`.
+            Arrays that are filled.
         check : callable
             Called with keys, missing rows and errors of finished work: rows with an error have
             failed, the others are in place. Its exceptions are passed on.

@@ -140,6 +140,7 @@ class ChunkedArray:
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
     _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
+    _staging: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _values: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
 
     @property
@@ -171,6 +172,25 @@ class ChunkedArray:
                 )
             self._files.append(found)
         return self._files[0]
+
+    @property
+    def native_staging(self) -> NativeArray | None:
+        """Constants for fetching encoded chunks by the native core; None if Python fetches them."""
+        if not self._staging:
+            found = None
+            is_cached = self.stored is not None or self.is_resident
+            is_plain = not is_cached and self.chain.objects is None
+            if is_plain and self.store.key_directory(self.key_prefix) is not None:
+                found = native_files(
+                    self.chain.encoded_bound,
+                    key_separator=self.key_separator,
+                    rank=len(self.shape),
+                    key_rank=self.key_rank,
+                    key_ratio=self.key_ratio,
+                    levels=self.levels,
+                )
+            self._staging.append(found)
+        return self._staging[0]
 
     def key_directory(self) -> KeyDirectory:
         """Open the directory of the chunks' files, for the native core."""

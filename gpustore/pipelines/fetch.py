@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.fetched_files import ALIGNMENT, fetch_files
+from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetch_files
 from gpustore.backends.native.job import DONE, MISSING
 from gpustore.errors import (
     ConflictError,
@@ -157,7 +159,8 @@ def _fetch_files(
     directory = array.key_directory()
     nbytes = array.chain.layout.nbytes
     memory = arena.take(len(rows) * (nbytes + ALIGNMENT))
-    fetched = fetch_files(files, rows.cells, memory, directory)
+    shared = SharedMemory(np.frombuffer(memory, np.uint8), ALIGNMENT)
+    fetched = fetch_files(files, rows.cells, shared, len(memory), directory)
     reads, nbytes_fetched = fetched.counts.reads, fetched.counts.fetched
     starts, lengths = fetched.at.tolist(), fetched.nbytes.tolist()
     values: list[Buffer | None] = [None] * len(rows)

@@ -35,6 +35,7 @@ from gpustore.kvstores.arena import Arena
 from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
+from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.resident import resident_batches
 from gpustore.pipelines.strided_reads import (
@@ -184,6 +185,9 @@ def _tasks(
         directory = array.key_directory
         reading = NativeRead(array.native, tables, strides, [memory], directory, threads, left)
         return [reading.work] * threads
+    filled = fill_tasks(array, plan, sink)
+    if filled is not None:
+        return filled
     parts = threads or array.fewer_parts(array.parts(plan), len(plan))
     return [partial(_read_part, array, plan, sink, part, parts) for part in range(parts)]
 

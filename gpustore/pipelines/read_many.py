@@ -25,6 +25,7 @@ from gpustore.backends.base import NEW, Memory, Output, Sink
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import BATCH_NBYTES
+from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.read import (
     batches,
@@ -270,6 +271,9 @@ def _tasks(
     by_element: bool,
 ) -> list[Callable[[], None]]:
     """Make the tasks that read the regions of a plan, for `parts` threads."""
+    filled = fill_tasks(array, plan, sink, by_element=by_element)
+    if filled is not None:
+        return filled
     if array.native is None:
         read_part = partial(_read_copy_part, array, plan, sink, by_element=by_element)
         return [partial(read_part, part, parts) for part in range(parts)]

@@ -113,22 +113,15 @@ class CopyWindow:
     def by_element(self) -> CopyWindow:
         """Make each element a region of its own; for a single target."""
         (src_stride,), (dst_stride,) = self.src_stride, self.dst_stride
-        size = np.prod(self.count, axis=0)
-        ends = np.cumsum(size)
-        region = np.repeat(np.arange(len(size)), size)
-        left = np.arange(len(region)) - np.repeat(ends - size, size)
-        src, dst = self.src_start[region], self.dst_start[region]
-        for d in reversed(range(len(src_stride))):
-            left, along = np.divmod(left, self.count[d, region])
-            src += src_stride[d] * along
-            dst += dst_stride[d] * along
-        first = np.concatenate([[0], ends])[self.first].tolist()
-        count: Integers = np.empty((0, len(region)), np.int64)
+        edges = np.array(self.first, np.int64)
+        columns = self.src_start, self.dst_start, self.count
+        first, src, dst = elements(edges, *columns, src_stride, dst_stride)
+        count: Integers = np.empty((0, len(src)), np.int64)
         none: tuple[tuple[int, ...]] = ((),)
         return CopyWindow(
             self.chunks,
             self.first_chunk,
-            first,
+            first.tolist(),
             src,
             dst,
             count,
@@ -137,6 +130,43 @@ class CopyWindow:
             dst_stride=none,
             of_elements=True,
         )
+
+
+def elements(
+    first: Integers,
+    src: Integers,
+    dst: Integers,
+    count: Integers,
+    src_stride: Sequence[int],
+    dst_stride: Sequence[int],
+) -> tuple[Integers, Integers, Integers]:
+    """Return the elements of regions one by one.
+
+    Parameters
+    ----------
+    first : int64 array
+        Where the regions of each group begin, and where the last one ends.
+    src, dst : int64 array of shape (regions,)
+        First byte of each region in its block and in its array.
+    count : int64 array of shape (rank, regions)
+    src_stride, dst_stride : sequence of int, one a dimension
+        Bytes between neighbours.
+
+    Returns
+    -------
+    first, src, dst
+        The same columns of the elements.
+    """
+    size = np.prod(count, axis=0, dtype=np.int64)
+    ends = np.cumsum(size)
+    region = np.repeat(np.arange(len(size)), size)
+    left = np.arange(len(region)) - np.repeat(ends - size, size)
+    src, dst = src[region], dst[region]
+    for d in reversed(range(len(src_stride))):
+        left, along = np.divmod(left, count[d, region])
+        src += src_stride[d] * along
+        dst += dst_stride[d] * along
+    return np.concatenate([[0], ends])[first], src, dst
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,46 @@ class RowTable:
         count = dst + self.regions
         return cells, first, src, dst, count, count + self.input_rank * self.regions
 
+    def columns(self) -> TableColumns:
+        """Return the columns of the rows and of their regions."""
+        words = np.frombuffer(self.words, np.int64) if isinstance(self.words, array) else self.words
+        cells, first, src, dst, count, target = self.offsets()
+        end = count + self.input_rank * self.regions
+        return TableColumns(
+            words[cells : cells + self.rank * self.rows].reshape(self.rank, self.rows),
+            words[first : first + self.rows + 1] if self.has_first else np.arange(self.rows + 1),
+            words[src:dst],
+            words[dst:count],
+            words[count:end].reshape(self.input_rank, self.regions),
+            words[target : target + self.regions] if self.has_target else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """Columns of a row table.
+
+    Attributes
+    ----------
+    cells : int64 array of shape (rank, rows)
+        Grid index of each chunk.
+    first : int64 array of shape (rows + 1,)
+        Where the regions of each row begin, and where the last one ends.
+    src_start, dst_start : int64 array of shape (regions,)
+        First byte of each region in the decoded chunk and in the array.
+    count : int64 array of shape (input_rank, regions)
+        Elements of each region along each input dimension.
+    target : int64 array of shape (regions,), or None
+        Number of the array of each region; None if there is only one.
+    """
+
+    cells: Integers
+    first: Integers
+    src_start: Integers
+    dst_start: Integers
+    count: Integers
+    target: Integers | None
+
 
 def split_units(edges: list[int], parts: int, most: int) -> list[int]:
     """Split units into smaller ones of at most `most` rows, and if there are fewer than `parts`."""

@@ -157,9 +157,8 @@ private:
     // Reads an encoded value into the staging memory.
     u8 fetch(i64 row, const Range& range) {
         Staging& staging = *job_.staging;
-        const i64 aligned = (range.nbytes + staging.alignment - 1) / staging.alignment * staging.alignment;
-        const i64 at = staging.used.fetch_add(aligned, std::memory_order_relaxed);
-        if (at > staging.nbytes || range.nbytes > staging.nbytes - at) return NO_ROOM;
+        const i64 at = take(*staging.used, range.nbytes, staging.alignment, staging.nbytes);
+        if (at < 0) return NO_ROOM;
         if (!file_.read(staging.memory + at, range.nbytes, range.start)) return NOT_DONE;
         staging.at[row] = at, staging.size[row] = range.nbytes;
         file_.generation(staging.generation + 4 * row);
@@ -459,6 +458,12 @@ EXPORT std::int64_t gpustore_core_abi() {
 EXPORT std::int64_t gpustore_core_read(
     gpustore::Job* job, std::int64_t nanoseconds, const unsigned char* cancelled) {
     return gpustore::Worker(*job, gpustore::thread_scratch(), cancelled).work(nanoseconds);
+}
+
+// Takes bytes of the memory that jobs fill; their start, or -1 if too few are left.
+EXPORT std::int64_t gpustore_core_take(
+    std::int64_t* used, std::int64_t wanted, std::int64_t alignment, std::int64_t nbytes) {
+    return gpustore::take(*reinterpret_cast<std::atomic<gpustore::i64>*>(used), wanted, alignment, nbytes);
 }
 
 // Finds the rows of a write that equal the fill value. Returns 1 if `nanoseconds` were over first, and

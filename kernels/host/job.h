@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 11391685302212568;
+constexpr i64 ABI = 38683279096584370;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -63,15 +63,24 @@ struct Array {
     const i64* stride;        // bytes between neighbours in a decoded chunk
 };
 
-// Where encoded values go that are fetched and not decoded. Pieces lie one behind the other in no
-// particular order; a value for which no room is left has the status NO_ROOM.
+// Where encoded values go that are fetched and not decoded. Values lie one behind the other in no
+// particular order; one for which no room is left has the status NO_ROOM. Several jobs may share memory.
 struct Staging {
     u8* memory;
     i64 nbytes, alignment;
     i64 *at, *size;           // of each row
     i64* generation;          // device, inode, time of modification in ns and size of each row's file
-    std::atomic<i64> used;
+    std::atomic<i64>* used;   // bytes that are taken from the start
 };
+
+// Takes bytes of shared memory, of which `nbytes` may be used; their start, or -1 if too few are left.
+inline i64 take(std::atomic<i64>& used, i64 wanted, i64 alignment, i64 nbytes) {
+    i64 start = used.load(std::memory_order_relaxed);
+    do {
+        if (start > nbytes || wanted > nbytes - start) return -1;
+    } while (!used.compare_exchange_weak(start, start + (wanted + alignment - 1) / alignment * alignment));
+    return start;
+}
 
 struct Target {
     u8* memory;

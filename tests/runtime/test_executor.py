@@ -16,6 +16,7 @@ from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor, reset_after_fork, shared
 from gpustore.runtime.future import Promise
 from tests.matrix import each
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -284,6 +285,35 @@ def test_run_all_cancelling_the_parent_skips_tasks():
     release.set()
     executor.submit(lambda: None).result()
     assert begun == []
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed", "cancelled"])
+def test_run_all_says_when_no_task_runs_any_more(outcome):
+    executor = Executor(2)
+    release, events = threading.Event(), []
+
+    def task():
+        release.wait(20)
+        events.append("task")
+        if outcome == "failed":
+            raise ZeroDivisionError
+
+    future = executor.run_all(
+        [task] * 2, lambda: events.append("then"), ended=lambda: events.append("ended")
+    )
+    future.add_done_callback(lambda _: events.append("future"))
+    if outcome == "cancelled":
+        future.cancel()
+    release.set()
+    wait_until(lambda: "ended" in events)
+    wait_until(lambda: "future" in events)
+    assert events.count("ended") == 1
+    last = {
+        "done": ["then", "future", "ended"],
+        "failed": ["ended", "future"],
+        "cancelled": ["ended"],
+    }[outcome]
+    assert events[-len(last) :] == last
 
 
 def test_run_all_error_leaves_the_caller_free_to_retry(executor):

@@ -24,7 +24,7 @@ from gpustore.backends.device.direct_read import direct_unsupported_reason, page
 from gpustore.backends.device.encoding import DeviceEncoder
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.overlay import DeviceSource, broadcast_strides
-from gpustore.backends.device.sink import DeviceMemory, DeviceSink, Extent
+from gpustore.backends.device.sink import DeviceSink
 from gpustore.backends.device.staging_buffer import (
     LARGE,
     PART_ALIGNMENT,
@@ -33,6 +33,7 @@ from gpustore.backends.device.staging_buffer import (
     StagingBuffers,
     aligned,
 )
+from gpustore.backends.device.submissions import DeviceMemory, Extent
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain

@@ -26,7 +26,8 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import DeviceArray
-from gpustore.planning.copy_plan import CopyWindow
+from gpustore.planning.copy_plan import CopyWindow, elements
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow, Points
 
 Integers = NDArray[np.int64]
@@ -184,6 +185,62 @@ class Places:
         empty: Integers = np.zeros(0, np.int64)
         first = np.zeros(chunks + 1, np.int64)
         return cls(first, empty, empty, np.zeros((0, 0), np.int64), (), (), dtype)
+
+    @classmethod
+    def of_table(
+        cls,
+        table: RowTable,
+        rows: slice,
+        strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+        layout: ChunkBytes,
+        out: Sequence[DeviceArray],
+        *,
+        by_element: bool = False,
+    ) -> Places:
+        """Make the places of consecutive rows of a row table.
+
+        Parameters
+        ----------
+        strides : (src_strides, dst_strides)
+            For each array, the bytes between neighbours in a decoded chunk and in the array.
+        by_element : bool
+            Whether the elements of each row become one list; for one array, without index arrays.
+        """
+        columns = table.columns()
+        first = columns.first[rows.start : rows.stop + 1]
+        taken = slice(int(first[0]), int(first[-1]))
+        first = first - first[0]
+        src, dst = columns.src_start[taken] + layout.offset, columns.dst_start[taken]
+        count = columns.count[:, taken]
+        src_stride, dst_stride = strides
+        dtype = out[0].dtype
+        if by_element:
+            (array,) = out
+            edges, src, dst = elements(first, src, dst, count, src_stride[0], dst_stride[0])
+            pairs = zip(edges[:-1].tolist(), edges[1:].tolist())
+            points: list[tuple[Points, ...]] = [((src[lo:hi], dst[lo:hi]),) for lo, hi in pairs]
+            n = len(points)
+            none = np.zeros(n, np.int64), np.full(n, array.address, np.int64)
+            return cls(np.arange(n + 1), *none, np.empty((0, n), np.int64), (), (), dtype, points)
+        target = np.zeros(len(src), np.intp)
+        if columns.target is not None:
+            target = columns.target[taken]
+        address = np.array([array.address for array in out], np.int64)
+        listed = [
+            [(one.src[lo:hi], one.dst[lo:hi]) for lo, hi in zip(begin.tolist(), end.tolist())]
+            for one in table.points
+            for begin, end in [(one.begin[taken], one.end[taken])]
+        ]
+        return cls(
+            first,
+            src,
+            dst + address[target],
+            count,
+            _of_targets([tuple(one) for one in src_stride], target),
+            _of_targets([tuple(one) for one in dst_stride], target),
+            dtype,
+            list(zip(*listed)) if listed else None,
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Places]) -> Places:

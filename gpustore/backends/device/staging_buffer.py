@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.native.fetched_files import SharedMemory
 from gpustore.device.protocol import Allocation, Device, Pinned, Stream
 from gpustore.kvstores.arena import Arena
 from gpustore.runtime.buffer import Buffer
@@ -63,10 +64,8 @@ class StagingBuffer:
     ----------
     nbytes : int
         Size of the pinned memory, and of the device memory, in bytes.
-    data : ndarray of uint8, shape (nbytes,)
-        The pinned memory.
-    used : int
-        Number of bytes taken from the start.
+    memory : SharedMemory
+        The pinned memory, which threads and the native core fill.
     room : int
         Bytes that values leave free, for tables and results.
     """
@@ -80,17 +79,16 @@ class StagingBuffer:
         "_origin",
         "_pinned",
         "_stream",
-        "data",
         "is_small",
+        "memory",
         "nbytes",
         "room",
-        "used",
     )
 
     def __init__(self, device: Device, *, is_small: bool = False) -> None:
         self.is_small = is_small
-        self.data: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self.nbytes = self.used = self.room = self._origin = self._end = 0
+        self.memory = SharedMemory(np.zeros(0, np.uint8), PART_ALIGNMENT)
+        self.nbytes = self.room = self._origin = self._end = 0
         self._device = device
         self._lock = threading.Lock()
         self._pinned: Pinned | None = None
@@ -118,26 +116,37 @@ class StagingBuffer:
         """Return a view of bytes of the pinned memory."""
         return self.pinned.view[start : start + nbytes]
 
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """All bytes of the pinned memory."""
+        return self.memory.data
+
+    @property
+    def used(self) -> int:
+        """Number of bytes taken from the start; set only while nobody fills the buffer."""
+        return self.memory.used
+
+    @used.setter
+    def used(self, nbytes: int) -> None:
+        self.memory.used = nbytes
+
+    @property
+    def limit(self) -> int:
+        """Number of bytes that values may take, from the start."""
+        return self._end - self.room
+
     def reserve(self, nbytes: int) -> int | None:
         """Take bytes for a value and return their start; None if there are not enough."""
-        return self._take(nbytes, self.room)
+        return self.memory.take(nbytes, self.limit)
 
     def reserve_table(self, nbytes: int) -> int | None:
         """Take bytes behind all values, of the room for tables too."""
-        return self._take(nbytes, 0)
-
-    def _take(self, nbytes: int, room: int) -> int | None:
-        with self._lock:
-            start = aligned(self.used)
-            if start + nbytes > self._end - room:
-                return None
-            self.used = start + nbytes
-            return start
+        return self.memory.take(nbytes, self._end)
 
     @property
     def left(self) -> int:
         """Bytes left for values."""
-        return self._end - self.room - aligned(self.used)
+        return self.limit - self.used
 
     def resize(self, nbytes: int) -> None:
         """Grow to at least `nbytes` bytes; growing loses the contents.
@@ -187,7 +196,7 @@ class StagingBuffer:
     def _hold(self, pinned: Pinned, allocation: Allocation, nbytes: int) -> None:
         self._pinned, self._allocation = pinned, allocation
         self.nbytes = self._end = nbytes
-        self.data = np.frombuffer(pinned.view, np.uint8)
+        self.memory = SharedMemory(np.frombuffer(pinned.view, np.uint8), PART_ALIGNMENT)
         self._origin = self.data.ctypes.data
         self._is_settled = False
 
@@ -207,8 +216,8 @@ class StagingBuffer:
         """Free the memory of the buffer, none of which may be in use."""
         pinned, self._pinned = self._pinned, None
         allocation, self._allocation = self._allocation, None
-        self.nbytes = self.used = self._end = self.room = 0
-        self.data = np.zeros(0, np.uint8)
+        self.nbytes = self._end = self.room = 0
+        self.memory = SharedMemory(np.zeros(0, np.uint8), PART_ALIGNMENT)
         if pinned is not None:
             self._device.free_pinned(pinned)
         if allocation is not None:

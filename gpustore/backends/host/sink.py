@@ -11,14 +11,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from gpustore.backends.base import Check
 from gpustore.backends.host.memory import HostMemory, empty, object_view, too_large
 from gpustore.backends.host.points import elements_of, is_record, of_record, scatter_points
-from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.decoded_values import decode_values
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import GpustoreError
@@ -29,6 +28,9 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
+
+if TYPE_CHECKING:
+    from gpustore.backends.native.array import NativeArray
 
 _REGIONS_LISTED = 4096
 """Regions of a block turned into Python numbers at once."""
@@ -90,6 +92,9 @@ class HostSink:
             counts_fallbacks=self._counts_fallbacks,
         )
 
+    def staging_part(self, chain: CodecChain, rows: int) -> None:
+        """Return None: values for host memory are fetched and decoded at once."""
+
     def run(
         self,
         executor: Executor,
@@ -149,9 +154,14 @@ class HostPart:
         """Nothing is under way."""
 
     def scatter(
-        self, rows: PlanWindow, values: Sequence[Buffer | None], cached: None = None
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: None = None,
+        *,
+        target: int = 0,
     ) -> None:
-        del cached  # No device has any.
+        del cached, target  # No device has any, and each array has a sink.
         self._check(rows.keys, values.count(None), self._scatter(rows, values))
 
     def copy_regions(

@@ -100,21 +100,46 @@ def native_array(
 
 
 def native_files(
-    encoded_bound: int, *, key_separator: str, rank: int, key_rank: int
+    encoded_bound: int,
+    *,
+    key_separator: str,
+    rank: int,
+    key_rank: int,
+    key_ratio: Sequence[int] = (),
+    levels: Sequence[ShardLevel] = (),
 ) -> NativeArray | None:
-    """Return the constants of an array whose values, a file each, are fetched and not decoded.
+    """Return the constants of an array whose values are fetched and not decoded.
 
-    `encoded_bound` is the most bytes that a value may have. None without the native core.
+    Parameters
+    ----------
+    encoded_bound : int
+        Most bytes that a value may have.
+    key_ratio : sequence of int, optional
+        Chunks along each dimension that share a key; by default each has its own.
+    levels : sequence of ShardLevel, optional
+        Sharding, outermost first.
+
+    Returns
+    -------
+    NativeArray or None
+        None without the native core, or for shards that it does not read.
     """
-    if library() is None or not 0 < rank <= _MAX_RANK:
+    if library() is None or not 0 < rank <= _MAX_RANK or len(levels) > _MAX_LEVELS:
+        return None
+    shards = [_level(level, rank) for level in levels]
+    if None in shards:
         return None
     kept = _Kept()
-    functions = kept.numbers(list(addresses().values()))
-    ratio = kept.numbers([1] * key_rank)
+    table: list[int] = []
+    for one in shards:
+        assert one is not None
+        table += [*one[0], *map(kept.numbers, one[1:])]
+    functions = kept.numbers(list(addresses("crc32c").values()))
+    ratio = kept.numbers([int(one) for one in key_ratio[:key_rank]] or [1] * key_rank)
     separator = kept.text(key_separator.encode())
     struct = [
         *(functions, rank, key_rank, 1, 0, 0, 0, encoded_bound),
-        *(0, 0, 0, 0, 0, ratio, separator, 0, 0, 0, 0, 0, 0),
+        *(0, 0, 0, len(levels), kept.numbers(table), ratio, separator, 0, 0, 0, 0, 0, 0),
     ]
     return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns))
 

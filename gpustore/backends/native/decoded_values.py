@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from array import array as numbers
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpustore.backends.host.memory import HostMemory
-from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.job import AGAIN, Job, address_of
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
+
+if TYPE_CHECKING:
+    from gpustore.backends.host.memory import HostMemory
+    from gpustore.backends.native.array import NativeArray
 
 
 def decode_values(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from array import array as numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import AGAIN, Counts, Job
+from gpustore.backends.native.job import AGAIN, Counts, Job, address_of
+from gpustore.backends.native.library import library
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
@@ -44,13 +48,75 @@ class FetchedFiles:
     counts: Counts
 
 
+@cache
+def _core() -> Any:
+    core = library()
+    if core is not None:
+        core.gpustore_core_take.argtypes = (ctypes.c_void_p, *(ctypes.c_int64,) * 3)
+        core.gpustore_core_take.restype = ctypes.c_int64
+    return core
+
+
+class SharedMemory:
+    """Host memory that any number of threads fill, of Python and of the native core.
+
+    Parameters
+    ----------
+    data : ndarray of uint8
+        The memory.
+    alignment : int
+        Multiple of bytes at which each value begins.
+
+    Attributes
+    ----------
+    data, alignment
+        Parameters.
+    """
+
+    __slots__ = ("_lock", "_used", "alignment", "data")
+
+    def __init__(self, data: NDArray[np.uint8], alignment: int) -> None:
+        self.data = data
+        self.alignment = alignment
+        self._used = numbers("q", (0,))
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """Number of bytes taken from the start; set only while no other thread takes any."""
+        return self._used[0]
+
+    @used.setter
+    def used(self, nbytes: int) -> None:
+        self._used[0] = nbytes
+
+    @property
+    def address(self) -> int:
+        """Address of :attr:`used`, for the native core."""
+        return self._used.buffer_info()[0]
+
+    def take(self, nbytes: int, limit: int) -> int | None:
+        """Take bytes before byte `limit`; return their start, or None if too few are left."""
+        core = _core()
+        if core is not None:
+            start: int = core.gpustore_core_take(self.address, nbytes, self.alignment, limit)
+            return None if start < 0 else start
+        with self._lock:
+            start = self._used[0]
+            if nbytes > limit - start:
+                return None
+            self._used[0] = start + -(-nbytes // self.alignment) * self.alignment
+            return start
+
+
 def fetch_files(
     array: NativeArray,
     cells: Sequence[Any],
-    memory: memoryview,
+    memory: SharedMemory,
+    limit: int,
     directory: KeyDirectory,
 ) -> FetchedFiles:
-    """Fetch the whole values of chunks, each a file of its own.
+    """Fetch the whole values of chunks, in files of their own or in shards.
 
     Parameters
     ----------
@@ -58,8 +124,10 @@ def fetch_files(
         Made by :func:`~gpustore.backends.native.array.native_files`.
     cells : sequence of columns, one an array dimension
         Grid index of each chunk.
-    memory : memoryview
-        Writable host memory, 1-D uint8, for the values.
+    memory : SharedMemory
+        Memory for the values.
+    limit : int
+        Number of its bytes that values may take, from the start.
     directory : KeyDirectory
         Directory of the keys.
 
@@ -69,15 +137,15 @@ def fetch_files(
         If the work of this thread is no longer wanted.
     """
     rows = len(cells[0])
-    words = numbers("q", range(rows + 1))
-    for column in cells:
-        words.extend(column.tolist() if isinstance(column, np.ndarray) else column)
+    words = np.empty((len(cells) + 1) * rows + 1, np.int64)
+    words[: rows + 1] = np.arange(rows + 1)
+    for number, column in enumerate(cells, 1):
+        words[number * rows + 1 : (number + 1) * rows + 1] = column
     table = RowTable(words, units=rows, rows=rows, regions=0, rank=len(cells), input_rank=0)
     at, nbytes = np.zeros((2, rows), np.int64)
     generation = np.zeros((rows, 4), np.uint64)
-    flat: NDArray[Any] = np.frombuffer(memory, np.uint8)
-    columns = [one.__array_interface__["data"][0] for one in (flat, at, nbytes, generation)]
-    staging = numbers("q", (columns[0], len(memory), ALIGNMENT, *columns[1:], 0))
+    columns = [address_of(one) for one in (memory.data, at, nbytes, generation)]
+    staging = numbers("q", (columns[0], limit, memory.alignment, *columns[1:], memory.address))
     job = Job.of(array, table, [()], [()], [], directory, 1, staging)
     wanted = CancelToken.current()
     while job.read(wanted) == AGAIN:

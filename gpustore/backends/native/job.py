@@ -8,17 +8,19 @@ from array import array as numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.host.memory import HostMemory
-from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.library import library
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
+
+if TYPE_CHECKING:
+    from gpustore.backends.host.memory import HostMemory
+    from gpustore.backends.native.array import NativeArray
 
 SLICE_NS: Final = 20_000_000
 """Nanoseconds after which a thread looks whether its work is still wanted, and hears Ctrl-C."""
@@ -31,6 +33,7 @@ ENDED: Final = 2
 DONE: Final = 1
 MISSING: Final = 2
 NOT_DONE: Final = 3
+NO_ROOM: Final = 4
 """Statuses of rows; those from ``NOT_DONE`` on are left to Python."""
 
 _NO_COUNTS: Final = (0,) * 7  # next, finished, and those of Counts

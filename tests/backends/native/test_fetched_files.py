@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from gpustore.backends.native.array import native_files
-from gpustore.backends.native.fetched_files import ALIGNMENT, fetch_files
-from gpustore.backends.native.job import DONE, MISSING
+from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetch_files
+from gpustore.backends.native.job import DONE, MISSING, NO_ROOM
 from gpustore.backends.native.library import library
 from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
@@ -27,8 +29,8 @@ def store(tmp_path):
 def fetched(store, prefix, cells, nbytes):
     files = native_files(BOUND, key_separator=".", rank=len(cells), key_rank=len(cells))
     directory = store.key_directory(prefix)
-    memory = memoryview(bytearray(nbytes))
-    columns = fetch_files(files, cells, memory, directory)
+    memory = np.zeros(nbytes, np.uint8)
+    columns = fetch_files(files, cells, SharedMemory(memory, ALIGNMENT), nbytes, directory)
     values = [
         bytes(memory[at : at + size]) if status == DONE else status
         for status, at, size in zip(columns.status, columns.at, columns.nbytes)
@@ -65,3 +67,30 @@ def test_what_does_not_fit_or_is_no_file_is_left_alone(store, tmp_path):
     assert all(status not in (DONE, MISSING) for status in values[1:6])
     assert values[6] == MISSING
     assert columns.counts.left == 5
+
+
+def test_memory_that_threads_share_is_taken_once():
+    memory = SharedMemory(np.zeros(100_000, np.uint8), 16)
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda nbytes: (memory.take(nbytes, 90_000), nbytes), [33] * 3000))
+    found = sorted(start for start, _ in taken if start is not None)
+    assert found == list(range(0, 90_000 - 32, 48))
+    assert memory.take(33, 90_000) is None
+    assert memory.take(16, 100_000) == memory.used - 16 == 90_000
+
+
+def test_several_fetches_share_memory(store, tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i}").write_bytes(bytes([i]) * (10 + i))
+    files = native_files(BOUND, key_separator=".", rank=1, key_rank=1)
+    directory = store.key_directory(f"{tmp_path}/")
+    memory = SharedMemory(np.zeros(64 * 35, np.uint8), 64)
+    columns = [
+        fetch_files(files, [range(first, first + 20)], memory, len(memory.data), directory)
+        for first in (0, 20)
+    ]
+    assert bytes(columns[0].status) == bytes([DONE]) * 20
+    assert bytes(columns[1].status) == bytes([DONE]) * 15 + bytes([NO_ROOM]) * 5
+    for first, fetched in zip((0, 20), columns):
+        for i, (at, nbytes) in enumerate(zip(fetched.at, fetched.nbytes), first):
+            assert bytes(memory.data[at : at + nbytes]) in (bytes([i]) * (10 + i), b"")

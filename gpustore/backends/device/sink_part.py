@@ -1,0 +1,293 @@
+"""Parts of a read for one task each, which bring values into staging buffers.
+
+The native core fetches values there (:meth:`DevicePart.fill`). Python does so through an arena, or
+decodes values if the host has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from gpustore.backends.base import FilesOfTable
+from gpustore.backends.device.cell_table import NO_ENTRY
+from gpustore.backends.device.chunk_cache import CachedChunks
+from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
+from gpustore.backends.device.piece import (
+    DECODED,
+    ENCODED,
+    MISSING,
+    Left,
+    Piece,
+    Report,
+    renumbered,
+)
+from gpustore.backends.device.placement import Places
+from gpustore.backends.device.staging_buffer import StagingArena
+from gpustore.backends.device.submission import Submission, too_large
+from gpustore.backends.device.submissions import Submissions
+from gpustore.backends.native.fetched_files import fetch_files
+from gpustore.backends.native.job import DONE, NO_ROOM
+from gpustore.backends.native.job import MISSING as MISSING_FILE
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.errors import GpustoreError, LimitError
+from gpustore.kvstores.arena import Arena, thread_arena
+from gpustore.planning.copy_plan import CopyWindow
+from gpustore.planning.window import PlanWindow
+from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.statistics import STATISTICS
+
+
+class DevicePart:
+    """Part of a read for one task, which adds values to the submissions of all.
+
+    Parameters
+    ----------
+    sink : Submissions
+        Submissions of the read.
+    chain : CodecChain
+        Decodes the values.
+    rows : int
+        Number of values that the task adds, as far as it is known.
+    """
+
+    def __init__(self, sink: Submissions, chain: CodecChain, rows: int) -> None:
+        self._sink = sink
+        self._chain = chain
+        self._by_host = chain.unsupported_reason(sink.device) is not None
+        nbytes = max(1, chain.layout.nbytes)
+        self._rows = max(1, min(rows, sink.extent.piece_nbytes // nbytes, sink.extent.rows))
+        reason = direct_unsupported_reason(needs_bytes=chain.needs_bytes, nbytes=nbytes)
+        self._reads_directly = not self._by_host and sink.files.may_be_direct and reason is None
+        self._filled: Submission | None = None
+        self._direct: DirectReads | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether encoded values go to the staging buffer and nowhere else."""
+        return not self._by_host and not self._reads_directly
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._leave(None)
+        except BaseException:
+            self._sink.fail()
+            raise
+        if error is not None:
+            self._sink.fail()
+
+    def arena(self) -> Arena:
+        """Return the arena for the next values: in pinned memory if the device decodes them."""
+        if self._by_host:
+            return thread_arena()
+        buffer = self._joined().buffer
+        arena = StagingArena(buffer)
+        if self._reads_directly:
+            if self._direct is None:
+                self._direct = DirectReads(self._sink.device, self._sink.files, buffer)
+            arena.direct = self._direct
+        return arena
+
+    def scatter(
+        self,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: CachedChunks | None = None,
+        *,
+        target: int = 0,
+    ) -> None:
+        """Add values, which may lie in :meth:`arena`, and chunks for one array."""
+        places = Places.of_rows(rows, self._chain.layout, self._sink.out[target].view)
+        report = partial(self._sink.check, rows.keys)
+        self._add(places, values, report, cached, are_parts=rows.narrowed)
+
+    def keep(self, rows: PlanWindow, values: Sequence[Buffer | None], cached: CachedChunks) -> None:
+        """Add values, which may lie in :meth:`arena`, for the cache alone."""
+        places = Places.none(len(rows), self._chain.layout.dtype)
+        self._add(places, values, partial(self._sink.check, rows.keys), cached, are_parts=False)
+
+    def copy_regions(
+        self,
+        regions: CopyWindow,
+        first: int,
+        rows: PlanWindow,
+        values: Sequence[Buffer | None],
+        cached: CachedChunks | None = None,
+    ) -> None:
+        """Add values, which may lie in :meth:`arena`, and chunks for all their regions."""
+        views = [memory.view for memory in self._sink.out]
+        places = Places.of_regions(regions, first, rows, self._chain.layout, views)
+        report = partial(self._sink.check, rows.keys)
+        self._add(places, values, report, cached, are_parts=rows.narrowed)
+
+    def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
+        """Add the values of rows that the native core fetches; return those that are left."""
+        layout = self._chain.layout
+        views = [memory.view for memory in self._sink.out]
+        places = Places.of_table(
+            files.table, slice(lo, hi), files.strides, layout, views, by_element=files.by_element
+        )
+        cells = files.table.columns().cells
+        report = partial(self._sink.check, files.keys)
+        rows = np.arange(lo, hi)
+        left: list[int] = []
+        if files.whole is not None:
+            left = rows[~files.whole[lo:hi]].tolist()
+            rows = rows[files.whole[lo:hi]]
+        while len(rows):
+            submission = self._joined()
+            buffer = submission.buffer
+            is_empty = not buffer.used
+            fetched = fetch_files(
+                files.array, list(cells[:, rows]), buffer.memory, buffer.limit, files.directory
+            )
+            status = np.frombuffer(fetched.status, np.uint8)
+            done = status == DONE
+            if self._chain.is_raw:  # Python says what is wrong.
+                done &= fetched.nbytes == layout.nbytes
+            kept = done | ((status == MISSING_FILE) & files.fill_missing)
+            again = status == NO_ROOM
+            left += rows[~kept & ~again].tolist()
+            reads, nbytes = fetched.counts.reads, fetched.counts.fetched
+            decoded = int(done.sum()) * layout.nbytes
+            STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
+            some = np.flatnonzero(kept)
+            piece = Piece(
+                self._chain,
+                places.take(rows[some] - lo),
+                fetched.at[some],
+                fetched.nbytes[some],
+                np.where(done[some], ENCODED, MISSING).astype(np.uint8),
+                renumbered(report, rows[some]),
+            )
+            is_full = bool(again.any()) or buffer.left < self._sink.extent.value_nbytes
+            self._leave(piece, is_full=is_full)
+            if again.all() and is_empty:
+                return left + rows.tolist()
+            rows = rows[again]
+        return left
+
+    def add_left(self, left: Left) -> None:
+        """Decode and add rows that a submission has left to the host."""
+        self._by_host = True
+        report = renumbered(left.piece.report, left.rows)
+        places = left.piece.places.take(left.rows)
+        cached = left.piece.cached
+        if cached is not None:
+            cached = cached.take(left.rows)
+            cached.slab[:] = NO_ENTRY  # Those that are there are of no use.
+        self._add(places, left.values, report, cached, are_parts=left.piece.are_parts)
+
+    def _joined(self) -> Submission:
+        if self._filled is None:
+            decode_left(self._sink)
+            self._filled = self._sink.join(self._rows)
+        return self._filled
+
+    def _leave(self, piece: Piece | None, *, is_full: bool = False) -> None:
+        """End the work on a submission."""
+        submission, self._filled = self._filled, None
+        direct, self._direct = self._direct, None
+        if submission is None:
+            return
+        try:
+            if direct is not None:
+                direct.end()
+                if piece is not None:
+                    piece.direct = direct
+        finally:
+            self._sink.leave(submission, self._rows, piece, is_full=is_full)
+
+    def _add(
+        self,
+        places: Places,
+        values: Sequence[Buffer | None],
+        report: Report,
+        cached: CachedChunks | None,
+        *,
+        are_parts: bool,
+    ) -> None:
+        """Add values to one submission, and those for which it has no room to the next ones."""
+        rows = np.arange(len(values))
+        while True:
+            submission = self._filled or self._sink.join(self._rows)
+            self._filled = submission
+            is_empty = not submission.buffer.used
+            piece = Piece(
+                self._chain,
+                places.take(rows),
+                np.zeros(len(rows), np.int64),
+                np.zeros(len(rows), np.int64),
+                np.zeros(len(rows), np.uint8),
+                renumbered(report, rows),
+                are_parts=are_parts,
+                cached=None if cached is None else cached.take(rows),
+            )
+            wanted = piece.find_cached().tolist()
+            left = [i for i in wanted if not self._put(piece, i, values[rows[i]])]
+            if left and len(left) == len(rows) and is_empty:
+                for i in left:
+                    piece.fail(i, self._too_large())
+                left = []
+            if self._by_host:
+                STATISTICS.add(host_fallbacks=int((piece.state == DECODED).sum()))
+            is_full = bool(left) or submission.buffer.left < self._sink.extent.value_nbytes
+            kept = np.delete(np.arange(len(rows)), left)
+            self._leave(piece.take(kept) if left else piece, is_full=is_full)
+            if not left:
+                return
+            rows = rows[left]
+
+    def _put(self, piece: Piece, i: int, value: Buffer | None) -> bool:
+        """Bring a value into the staging buffer, perhaps decoded; False if that is full."""
+        assert self._filled is not None
+        buffer, chain = self._filled.buffer, self._chain
+        if value is None:
+            piece.state[i] = MISSING
+            return True
+        at = None if self._by_host else buffer.start_of(value)
+        try:
+            if self._by_host:
+                nbytes = len(value) if piece.are_parts else chain.layout.nbytes
+                at = buffer.reserve(nbytes)
+                if at is None:
+                    return False
+                view = buffer.view(at, nbytes)
+                value = chain.check(value) if piece.are_parts else chain.decode(value, view)
+                if buffer.start_of(value) != at:
+                    view[:] = memoryview(value).cast("B")
+                piece.state[i] = DECODED
+            elif chain.is_raw and not piece.are_parts and len(value) != chain.layout.nbytes:
+                chain.decode(value)  # Raises what is wrong.
+        except GpustoreError as error:
+            piece.fail(i, error)
+            return True
+        if at is None:
+            at = buffer.reserve(len(value))
+            if at is None:
+                return False
+            buffer.view(at, len(value))[:] = memoryview(value).cast("B")
+        piece.start[i], piece.nbytes[i] = at, len(value)
+        return True
+
+    def _too_large(self) -> LimitError:
+        return too_large(self._chain, self._sink.device.name)
+
+
+def decode_left(submissions: Submissions) -> None:
+    """Decode rows that submissions have left to the host, until there are none."""
+    while (left := submissions.next_left()) is not None:
+        with DevicePart(submissions, left.piece.chain, len(left.rows)) as part:
+            part.add_left(left)

@@ -1,0 +1,288 @@
+"""Submissions of one read, which all its tasks fill together.
+
+The tasks of a read bring values into one staging buffer. Whoever adds the last ones begins the
+submission (:mod:`gpustore.backends.device.submission`); then the next is opened in another buffer,
+or, if there is none, the oldest submission is completed. Rows that are left to the host then are
+decoded by the tasks, like any others, and placed by a later submission.
+
+A read has a buffer from its beginning to its end, and takes others while they are idle. So its
+threads wait only for its own submissions, and for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpustore.backends.base import Check
+from gpustore.backends.device.chunk_caches import ChunkCaches
+from gpustore.backends.device.early_result import EarlyResult
+from gpustore.backends.device.open_files import OpenFiles
+from gpustore.backends.device.piece import MISSING, Left, Piece
+from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
+from gpustore.backends.device.submission import Submission
+from gpustore.device.protocol import Device, DeviceArray, Event, Stream
+from gpustore.errors import DeviceError
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Array on a device, with the event after which it may be used.
+
+    Attributes
+    ----------
+    view : DeviceArray
+    ready : Event
+        Event behind all other uses of the memory.
+    stream : Stream, optional
+        Stream of the caller.
+    """
+
+    view: DeviceArray
+    ready: Event
+    stream: Stream | None = None
+
+    @property
+    def array(self) -> Any:
+        return self.view.array
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.view.strides
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Sizes of the submissions of a read.
+
+    Attributes
+    ----------
+    rows, buffer_rows : int
+        Most values of a submission, and number of those that a staging buffer has room for.
+    value_nbytes, room_nbytes : int
+        Bytes of the staging buffer for a value, and for its tables and results.
+    slack_nbytes : int
+        More bytes of the buffer, so that the longest value fits.
+    piece_nbytes : int
+        Decoded bytes that a task adds at a time.
+    is_small : bool
+        Whether a small buffer is enough.
+    """
+
+    rows: int
+    buffer_rows: int
+    value_nbytes: int
+    room_nbytes: int
+    slack_nbytes: int
+    piece_nbytes: int
+    is_small: bool
+
+
+class Submissions:
+    """Submissions of one read into device memory. Thread-safe.
+
+    Parameters
+    ----------
+    device : Device
+    pool : StagingBuffers
+    caches : ChunkCaches
+    files : OpenFiles
+    extent : Extent
+    fill_value, out, check
+        Parameters of :meth:`gpustore.backends.base.Backend.sink`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pool: StagingBuffers,
+        caches: ChunkCaches,
+        files: OpenFiles,
+        extent: Extent,
+        fill_value: Any,
+        out: Sequence[DeviceMemory],
+        check: Check,
+    ) -> None:
+        self.device = device
+        self.files = files
+        self.out = out
+        self.extent = extent
+        self.check = check
+        self._pool = pool
+        self._caches = caches
+        self._fill_value = fill_value
+        self._ready = [memory.ready for memory in out]
+        self._changed = threading.Condition()
+        self._idle: list[StagingBuffer] = []
+        self._live: list[Submission] = []
+        self._open: Submission | None = None
+        self._is_opening = self._has_failed = False
+        self._running: deque[Submission] = deque()
+        self._left: deque[Left] = deque()
+        streams = [memory.stream for memory in out if memory.stream is not None]
+        self._early = EarlyResult(device, streams)
+
+    def has(self, buffer: StagingBuffer) -> None:
+        """Take over a staging buffer, which is given back with the others."""
+        self._idle.append(buffer)
+
+    def finish(self) -> int:
+        """Complete all submissions, when no task fills one; return how many pieces are left."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._begin(opened)
+        if not self._left:
+            self._early.queued(list(self._running))
+        while self._running:
+            self._complete(self._running.popleft())
+        return len(self._left)
+
+    def put_back(self) -> None:
+        self._early.over()
+        live, self._live = self._live, []
+        for submission in live:
+            try:
+                submission.give_up()
+            except DeviceError:
+                pass  # Of a lost device, whose first error is raised.
+            self._idle.append(submission.buffer)
+        self._open = None
+        self._running.clear()
+        self._left.clear()
+        self.out = ()  # Nobody holds the arrays when the Future is done.
+        while self._idle:
+            self._pool.put(self._idle.pop())
+
+    def join(self, rows: int) -> Submission:
+        """Return the submission to which a task adds its next values, about `rows` of them."""
+        wanted = CancelToken.current()
+        while True:
+            wanted.check()
+            buffer = oldest = None
+            with self._changed:
+                if self._has_failed:
+                    raise CancelledError
+                opened = self._open
+                if opened is not None:
+                    opened.fillers += 1
+                    opened.rows += rows
+                    if opened.rows >= self.extent.rows:
+                        self._close_open()
+                    return opened
+                if not self._is_opening:
+                    buffer = self._idle.pop() if self._idle else self._another()
+                if buffer is not None:
+                    self._is_opening = True
+                elif self._running:
+                    oldest = self._running.popleft()
+                else:
+                    # Other tasks fill, begin or complete a submission.
+                    self._changed.wait()
+            if buffer is not None:
+                self._open_in(buffer)
+            if oldest is not None:
+                self._complete(oldest)
+
+    def _another(self) -> StagingBuffer | None:
+        """Take one more buffer, if no other read has to wait for it."""
+        is_small = self.extent.is_small
+        return (
+            None if self._pool.is_wanted(is_small=is_small) else self._pool.take(is_small=is_small)
+        )
+
+    def _close_open(self) -> None:
+        assert self._open is not None
+        self._open.is_closed = True
+        self._open = None
+
+    def _open_in(self, buffer: StagingBuffer) -> None:
+        """Open a submission; of fewer values where memory is short."""
+        extent = self.extent
+        try:
+            rows, is_relieved = extent.buffer_rows, False
+            while rows:
+                try:
+                    each = extent.value_nbytes + extent.room_nbytes
+                    buffer.resize(rows * each + extent.slack_nbytes)
+                except MemoryError:
+                    if not self._relieve() and is_relieved:
+                        rows //= 2
+                    is_relieved = True
+                else:
+                    buffer.clear()
+                    buffer.room = rows * extent.room_nbytes
+                    break
+            submission = Submission(
+                self.device, buffer, self._fill_value, self._ready, self._relieve
+            )
+        except BaseException:
+            self._idle.append(buffer)
+            raise
+        with self._changed:
+            self._live.append(submission)
+            self._open = submission
+            self._is_opening = False
+            self._changed.notify_all()
+
+    def leave(
+        self, submission: Submission, expected: int, piece: Piece | None, *, is_full: bool
+    ) -> None:
+        """Add a piece of a task that has joined for `expected` rows; the last one begins it."""
+        with self._changed:
+            submission.rows -= expected
+            if piece is not None and len(piece):
+                submission.pieces.append(piece)
+                submission.rows += len(piece)
+            submission.fillers -= 1
+            is_full = is_full or submission.rows >= self.extent.rows
+            if is_full and self._open is submission:
+                self._close_open()
+            is_last = submission.is_closed and not submission.fillers
+        if is_last:
+            self._begin(submission)
+
+    def _begin(self, submission: Submission) -> None:
+        submission.begin()
+        with self._changed:
+            self._running.append(submission)
+            self._changed.notify_all()
+
+    def _complete(self, submission: Submission) -> None:
+        """Wait for a submission, note what it leaves to the host, and report the others."""
+        left = submission.finish()
+        if left:
+            self._early.wrong(sum([len(one.rows) for one in left]))
+        with self._changed:
+            self._live.remove(submission)
+            self._left.extend(left)
+            self._idle.append(submission.buffer)
+            while len(self._idle) > 1 and self._pool.is_wanted(is_small=self.extent.is_small):
+                self._pool.put(self._idle.pop())
+            self._changed.notify_all()
+        for piece in submission.pieces:
+            piece.report(int((piece.state == MISSING).sum()), piece.errors)
+
+    def _relieve(self) -> bool:
+        """Have memory freed that is not needed: of idle buffers, and of work that has ended.
+
+        Returns whether a cache has given memory back, so that the same may succeed now.
+        """
+        self._pool.free()
+        for submission in list(self._running):
+            submission.synchronize()
+        return bool(self._caches.give_back())
+
+    def fail(self) -> None:
+        """Have tasks end that wait for one that has failed."""
+        with self._changed:
+            self._has_failed = True
+            self._changed.notify_all()
+
+    def next_left(self) -> Left | None:
+        """Return rows that a submission has left to the host, None if there are none now."""
+        with self._changed:
+            return self._left.popleft() if self._left else None

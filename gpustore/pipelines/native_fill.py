@@ -1,0 +1,184 @@
+"""Fetching of encoded chunks by the native core, into memory that a sink has for them.
+
+Threads take the rows of the tables of a plan piece by piece. What the core leaves alone is fetched
+in Python, which words the errors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.base import FilesOfTable, Sink
+from gpustore.backends.native.array import NativeArray
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.kvstores.base import KeyDirectory
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.fetch import fetched_batches
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.copy_plan import CopyPlan
+from gpustore.planning.row_table import RowTable
+from gpustore.planning.window import PlanWindow
+from gpustore.runtime.cancel_token import CancelToken
+
+PIECE_ROWS = 64, 512
+"""Fewest and most rows that a thread takes at once, as long as there are enough."""
+
+_Windows = Callable[[RowTable, Sequence[int]], Iterable[tuple[int, PlanWindow]]]
+
+
+def fill_tasks(
+    array: ChunkedArray, plan: ChunkPlan | CopyPlan, sink: Sink, *, by_element: bool = False
+) -> list[Callable[[], None]] | None:
+    """Make the tasks that fill `sink` with the chunks of a plan; None if Python fetches them."""
+    rows = len(plan)
+    native = None if sink.staging_part(array.chain, rows) is None else array.native_staging
+    if native is None or not rows:
+        return None
+    reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
+    if reads_ranges and isinstance(plan, CopyPlan) and plan.block.partial:
+        return None
+    threads = array.fewer_parts(min(array.executor.limit, rows), rows)
+    filling = NativeFill(array, native, plan, sink, threads, by_element=by_element)
+    return [filling.work] * threads
+
+
+def _whole_rows(table: RowTable, plan: ChunkPlan, layout: ChunkBytes) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows that need more than half an uncompressed chunk; None for all."""
+    if table.points:
+        return None
+    stride = np.abs(np.array(plan.src_stride, np.int64)).reshape(-1, 1)
+    reach = (stride * (table.columns().count - 1)).sum(axis=0) + layout.dtype.itemsize
+    whole: NDArray[np.bool_] = 2 * reach > layout.nbytes
+    return None if whole.all() else whole
+
+
+class NativeFill:
+    """Fetching of all chunks of a plan, shared by any number of threads.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+    native : NativeArray
+        Constants of the array for the core.
+    plan : ChunkPlan or CopyPlan
+    sink : Sink
+    threads : int
+        Number of threads that will call :meth:`work`.
+    by_element : bool
+        Whether elements of regions are gathered one by one.
+    """
+
+    def __init__(
+        self,
+        array: ChunkedArray,
+        native: NativeArray,
+        plan: ChunkPlan | CopyPlan,
+        sink: Sink,
+        threads: int,
+        *,
+        by_element: bool,
+    ) -> None:
+        self._array = array
+        self._native = native
+        self._plan = plan
+        self._sink = sink
+        self._by_element = by_element
+        self._windows: _Windows
+        if isinstance(plan, ChunkPlan):
+            self._strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]] = (
+                [plan.src_stride],
+                [plan.dst_stride],
+            )
+            self._windows = partial(_rows_of, plan)
+        else:
+            self._strides = plan.source.src_stride, plan.source.dst_stride
+            self._windows = plan.rows_of
+        fewest, most = PIECE_ROWS
+        most = min(most, max(1, (sink.nbytes or 1) // max(1, array.chain.layout.nbytes)))
+        self._step = max(1, min(most, max(fewest, -(-len(plan) // (2 * threads)))))
+        self._lock = threading.Lock()
+        self._directory: KeyDirectory | None = None
+        self._pieces = self._split(plan.tables(1, max(1, len(plan))))
+
+    def work(self) -> None:
+        """Fetch pieces until all are taken."""
+        wanted = CancelToken.current()
+        part = self._sink.staging_part(self._array.chain, self._step)
+        assert part is not None
+        with part:
+            while (piece := self._next()) is not None:
+                wanted.check()
+                files, lo, hi = piece
+                left = part.fill(files, lo, hi)
+                if not left:
+                    continue
+                for target, window in self._windows(files.table, left):
+                    for _, rows, values in fetched_batches(
+                        self._array, window, self._sink.nbytes, part.arena
+                    ):
+                        part.scatter(rows, values, target=target)
+
+    def _next(self) -> tuple[FilesOfTable, int, int] | None:
+        with self._lock:
+            return next(self._pieces, None)
+
+    def _whole(self, table: RowTable) -> NDArray[np.bool_] | None:
+        """Return a mask of the rows of which the core fetches the whole value; None for all."""
+        array, plan = self._array, self._plan
+        reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
+        if not reads_ranges or not isinstance(plan, ChunkPlan):
+            return None
+        return _whole_rows(table, plan, array.chain.layout)
+
+    def _split(self, tables: Iterable[RowTable]) -> Iterator[tuple[FilesOfTable, int, int]]:
+        for table in tables:
+            if self._directory is None:
+                self._directory = self._array.key_directory()
+            files = FilesOfTable(
+                self._native,
+                table,
+                self._directory,
+                self._strides,
+                _TableKeys(table, self._windows),
+                self._by_element,
+                self._array.fill_missing,
+                self._whole(table),
+            )
+            for lo in range(0, table.rows, self._step):
+                yield files, lo, min(lo + self._step, table.rows)
+
+
+def _rows_of(
+    plan: ChunkPlan, table: RowTable, rows: Sequence[int]
+) -> Iterator[tuple[int, PlanWindow]]:
+    yield 0, plan.rows_of(table, rows)
+
+
+class _TableKeys(Sequence[str]):
+    """Keys of the rows of a table, written down when they are asked for."""
+
+    def __init__(self, table: RowTable, windows: _Windows) -> None:
+        self._table = table
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return self._table.rows
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        if row >= len(self):
+            raise IndexError(row)
+        return next(iter(self._windows(self._table, [row])))[1].keys[0]

@@ -1,0 +1,151 @@
+"""Chunks that the native core fetches for a device, against those of the host."""
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.backends.native.library import library
+from gpustore.pipelines import native_fill
+from tests.emulator.queue import ORDERS
+from tests.kernels.execution import needs_compiler
+from tests.on_device import emulated, on_host
+
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(library() is None, reason="needs the native core"),
+    pytest.mark.matrix,
+]
+
+SHAPE = (40, 60)
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+
+
+def shard(chunk, *codecs):
+    index = [LITTLE, {"name": "crc32c"}]
+    configuration = {"chunk_shape": chunk, "codecs": [*codecs], "index_codecs": index}
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+FORMATS = {
+    "files": ([4, 6], [LITTLE, ZSTD]),
+    "raw files": ([4, 6], [LITTLE]),
+    "shards": ([8, 12], [shard([4, 6], LITTLE, ZSTD)]),
+    "nested shards": ([8, 24], [shard([8, 12], shard([4, 6], LITTLE, ZSTD))]),
+}
+
+
+def created(path, name, stored=32):
+    chunk, codecs = FORMATS[name]
+    metadata = {
+        "shape": [*SHAPE],
+        "data_type": "uint32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "codecs": codecs,
+        "fill_value": 7,
+    }
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}", "metadata": metadata}
+    host = gpustore.open(spec, create=True, device="cpu").result()
+    host[:stored] = np.random.default_rng(0).integers(0, 9, (stored, 60), "u4")
+    return host
+
+
+def opened(path, device, **options):
+    return gpustore.open(f"file://{path}", device=device.name, **options).result()
+
+
+class Fetches:
+    """Counts the rows that are fetched in Python."""
+
+    def __init__(self, monkeypatch):
+        self.rows = 0
+        self._fetched_batches = native_fill.fetched_batches
+        monkeypatch.setattr(native_fill, "fetched_batches", self)
+
+    def __call__(self, array, window, *options):
+        self.rows += len(window)
+        return self._fetched_batches(array, window, *options)
+
+
+PARTS = (np.s_[:], np.s_[3:37:2, 50:1:-1], np.s_[[3, 31, 7], :], np.s_[9, 9])
+STARTS = [(0, 0), (3, 50), (30, 7), (17, 20), (5, 50)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("budget", [1 << 30, 20_000], ids=["one submission", "many"])
+def test_reads_and_crops_equal_those_of_the_host(tmp_path, monkeypatch, name, order, budget):
+    host = created(tmp_path, name)
+    monkeypatch.setattr(native_fill, "PIECE_ROWS", (2, 7))
+    fetches = Fetches(monkeypatch)
+    limits = {"limits": {"device_in_flight_nbytes": budget}}
+    with emulated(order, seed=4) as device:
+        there = opened(tmp_path, device, context=gpustore.Context(limits))
+        for part in PARTS:
+            found, expected = there[part].read().result(), host[part].read().result()
+            assert np.array_equal(on_host(device, found), expected)
+        for extent in ((9, 10), (2, 2)):
+            found = there.read_many(STARTS, extent).result()
+            assert np.array_equal(on_host(device, found), host.read_many(STARTS, extent).result())
+        batch = gpustore.Batch()
+        futures = [there[i : i + 9, j::2].read(batch=batch) for i, j in STARTS]
+        batch.submit()
+        for (i, j), future in zip(STARTS, futures, strict=True):
+            found = on_host(device, future.result())
+            assert np.array_equal(found, host[i : i + 9, j::2].read().result())
+        del future, futures, batch
+    assert fetches.rows == 0 or name == "raw files"
+
+
+def test_rows_that_the_core_leaves_alone_are_fetched_in_python(tmp_path, monkeypatch):
+    host = created(tmp_path, "files")
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "c" / "2" / "3").rename(elsewhere)
+    (tmp_path / "c" / "2" / "3").symlink_to(elsewhere)
+    fetches = Fetches(monkeypatch)
+    with emulated() as device:
+        there = opened(tmp_path, device)
+        found = there.read().result()
+        assert np.array_equal(on_host(device, found), host.read().result())
+        del found
+    assert fetches.rows == 1
+
+
+@pytest.mark.parametrize("name", ["files", "shards"])
+def test_missing_chunks_may_be_an_error(tmp_path, name):
+    created(tmp_path, name)
+    with emulated() as device:
+        spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}"}
+        spec["fill_missing_data_reads"] = False
+        there = gpustore.open(spec, device=device.name).result()
+        there[:32].read().result()
+        with pytest.raises(gpustore.NotFoundError, match=r"chunk \{8, 0\} stored at .* is missing"):
+            there.read().result()
+
+
+def test_damaged_chunks_are_named_by_their_keys(tmp_path):
+    created(tmp_path, "files")
+    for key in ("c/1/2", "c/5/0"):
+        path = tmp_path / key
+        path.write_bytes(path.read_bytes()[:-3])
+    path = tmp_path / "c" / "3" / "3"
+    with emulated() as device:
+        there = opened(tmp_path, device)
+        with pytest.raises(gpustore.CorruptChunkError, match=r"c/1/2.*2 chunks are wrong.*c/5/0"):
+            there.read().result()
+        path.write_bytes(path.read_bytes() * 10)
+        with pytest.raises(gpustore.CorruptChunkError, match="c/3/3"):
+            there[12:16].read().result()
+
+
+def test_parts_of_raw_chunks_are_read_as_such(tmp_path, monkeypatch):
+    """Of a chunk of which less than half is wanted only the span that holds it is fetched."""
+    host = created(tmp_path, "raw files")
+    fetches = Fetches(monkeypatch)
+    with emulated() as device:
+        there = opened(tmp_path, device)
+        future = there[3:32, :].read()
+        assert np.array_equal(on_host(device, future.result()), host[3:32].read().result())
+        assert future.statistics["bytes_fetched"] == 29 * 60 * 4
+        del future
+    assert fetches.rows == 10
