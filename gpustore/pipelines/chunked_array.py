@@ -234,6 +234,12 @@ class ChunkedArray:
             self._encoding.append(found)
         return self._encoding[0]
 
+    @property
+    def writes_files_natively(self) -> bool:
+        """Whether the native core writes whole chunks: as files, not in shards."""
+        is_native = self.native_encoding is not None and self.native is not None
+        return is_native and not self.levels
+
     def reader(self) -> ChunkedArray:
         """Return the array for reads: with a cache, a view whose values are the cached chunks."""
         if self.cache is None and not self.is_resident:

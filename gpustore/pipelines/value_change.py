@@ -88,7 +88,7 @@ def batch_rows(array: ChunkedArray, source: Memory) -> int:
 
 def write_rows(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:
     """Gather, encode and store the rows of one write; of an array in shards those of shards."""
-    if array.native_encoding is not None and array.native is not None and not array.levels:
+    if array.writes_files_natively:
         columns, left = write_native(array, planned, source)
         _raise_first(array, planned.keys, columns)
         if not left:

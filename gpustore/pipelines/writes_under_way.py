@@ -392,7 +392,7 @@ def _begin_together(
 
 
 def _parts(array: ChunkedArray, plan: ChunkPlan, memory: Memory) -> int:
-    if array.native_encoding is not None:
+    if array.writes_files_natively:
         seconds = len(plan) * (array.chain.decode_s + FILE_S)
         return max(1, min(len(plan), 4 * array.executor.limit, int(seconds / NATIVE_PART_S)))
     parts = array.parts(plan)

@@ -214,7 +214,10 @@ def test_shards_are_encoded_by_the_core(tmp_path, monkeypatch):
         ),
     ).result()
     values = np.arange(1, 1025, dtype="u2").reshape(32, 32)
+    before = STATISTICS["bytes_stored"]
     store.write(values).result()
+    shards = (path for path in (tmp_path / "c").rglob("*") if path.is_file())
+    assert STATISTICS["bytes_stored"] - before == sum(path.stat().st_size for path in shards)
     store[4:12].write(values[4:12]).result()
     assert gathered == []
     store[3:12].write(values[3:12]).result()
