@@ -41,7 +41,7 @@ quotes the library's error, shortened.
 * **device** is the place where gpustore decodes the chunks of a read into GPU memory, here of an
   emulated GPU: `device`, or the reason why the host decodes and the elements are copied.
   `host_fallbacks` in the read's `statistics` counts such chunks; `explain()` estimates them
-  unless the stored bytes decide. The host encodes all writes.
+  unless the stored bytes decide. `gpu.md` says who encodes writes.
 * **zarrs** is the codec pipeline of zarr-python. zarr-python opens the arrays for it, and so
   refuses some that zarrs supports. The script gives zarrs the codecs whose names zarr-python lacks.
 """

@@ -1,4 +1,4 @@
-"""Writes docs/gpu.md: where each codec is decoded, with each optional package.
+"""Writes docs/gpu.md: where each codec is decoded and encoded, with each optional package.
 
     python docs/gpu.py
 
@@ -12,6 +12,7 @@ from gpustore import registry
 from gpustore.backends.decoders import GpuDecoders, decoder_of
 from gpustore.backends.device.direct_read import LEAST_NBYTES
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.metadata.component import Component
@@ -22,9 +23,9 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """\
 # Codecs on a GPU
 
-The tables show where each codec is decoded in reads into GPU memory. The script `docs/gpu.py`,
-which writes this page, asks the codecs. The GPU path is tested on an emulated device; **nothing
-here has run on a GPU or been measured there.**
+The tables show where each codec is decoded in reads into GPU memory, and encoded in writes of
+arrays that are there. The script `docs/gpu.py`, which writes this page, asks the codecs. The GPU
+path is tested on an emulated device; **nothing here has run on a GPU or been measured there.**
 
 `device="cuda"` needs an NVIDIA driver and CuPy. nvcomp and kvikio are optional. Without nvcomp,
 gpustore's own kernels decode some codecs and the host the others; the host's results are copied to
@@ -69,6 +70,21 @@ The host decodes `zfp`, `zfpy`, `pcodec` and `n5_default`.
 
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.
+"""
+
+WRITES = """\
+## Writes
+
+The elements of a CuPy, PyTorch or JAX array are gathered on the GPU, in any layout and also into
+parts of stored chunks, which are decoded there first. The last column of the table above names who
+encodes the chunks. nvcomp has one level of each codec: the host encodes zstd levels above {zstd},
+gzip and zlib levels above {deflate} and level 0, Blosc levels that stand for those, zstd frames with
+a content checksum, and LZ4 chunks of more than 16 MiB. Only encoded bytes are copied to the host;
+chunks that the host encodes are copied as they are, and counted (`host_encodings` in the statistics
+of the write). A codec other than `crc32c` behind a compressor is the host's, too.
+
+Arrays that have to be cast are copied to the host as a whole. So are those with elements that are
+not whole steps apart.
 """
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -156,12 +172,22 @@ def decoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
     return decoder_of(stage, decoders).replace("nothing", "nothing to decode")
 
 
+def encoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
+    """Return the encoder of a chain's chunks."""
+    if chain.encode_unsupported_reason(decoders) is not None:
+        return "host"
+    if chain.is_raw:
+        return "nothing to encode"
+    (stage,) = chain.stages
+    return "own kernels" if stage.device_codec is None else "nvcomp"
+
+
 def codec_row(name: str, chain: CodecChain) -> str:
     direct = "no: the host reads headers" if chain.needs_bytes else "straight to the GPU"
     cells = [name, decoded_by(chain, ALONE), decoded_by(chain, WITH_NVCOMP)]
     if "host" in cells[2:]:
         direct = "no: the host decodes"
-    return f"| {' | '.join([*cells, direct])} |"
+    return f"| {' | '.join([*cells, direct, encoded_by(chain, WITH_NVCOMP)])} |"
 
 
 def type_row(name: str) -> str:
@@ -180,10 +206,12 @@ def page() -> str:
         HEAD,
         "## Codecs\n",
         FILES.format(**{what: nbytes >> 10 for what, nbytes in LEAST_NBYTES.items()}),
-        "| codec | CuPy alone | with nvcomp | with kvikio, values come |",
-        "| --- | --- | --- | --- |",
+        "| codec | decoded by CuPy alone | with nvcomp | with kvikio, values come | encoded by |",
+        "| --- | --- | --- | --- | --- |",
         *(codec_row(name, chain_of(codec, "uint16")) for name, codec in CODECS.items()),
-        "\n## Data types\n",
+        "",
+        WRITES.format(**HIGHEST_LEVELS),
+        "## Data types\n",
         "The table is about chunks with a codec that the GPU decodes.\n",
         "| data type | decoded by |",
         "| --- | --- |",
