@@ -78,10 +78,13 @@ WRITES = """\
 The elements of a CuPy, PyTorch or JAX array are gathered on the GPU, in any layout and also into
 parts of stored chunks, which are decoded there first. The last column of the table above names who
 encodes the chunks. nvcomp has one level of each codec: the host encodes zstd levels above {zstd},
-gzip and zlib levels above {deflate} and level 0, Blosc levels that stand for those, zstd frames with
-a content checksum, and LZ4 chunks of more than 16 MiB. Only encoded bytes are copied to the host;
-chunks that the host encodes are copied as they are, and counted (`host_encodings` in the statistics
-of the write). A codec other than `crc32c` behind a compressor is the host's, too.
+gzip and zlib levels above {deflate} and level 0, Blosc levels that stand for those, zstd frames
+with a content checksum, and LZ4 chunks of more than 16 MiB. Only encoded bytes are copied to the
+host; chunks that the host encodes are copied as they are, and counted (`host_encodings` in the
+statistics of the write). A codec other than `crc32c` behind a compressor is the host's, too.
+
+nvcomp encodes a small constant stream of each codec before its first use, and the host decodes it.
+A codec that fails is left to the host, which a `gpustore.DeviceWarning` tells once.
 
 Arrays that have to be cast are copied to the host as a whole. So are those with elements that are
 not whole steps apart.

@@ -462,7 +462,7 @@ class DeviceBackend:
 
     def encode_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host encodes chunks of `chain`, None if the device does."""
-        return chain.encode_unsupported_reason(self.driven)
+        return chain.encode_unsupported_reason(self.encoder.codecs)
 
     def gather(
         self,

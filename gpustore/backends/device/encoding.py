@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpustore.backends.base import Overlay
+from gpustore.backends.device.proven_encoders import ProvenEncoders
 from gpustore.backends.device.write_submission import Lane, WriteSubmission, WrittenChunk
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device
@@ -35,9 +36,15 @@ class DeviceEncoder:
     device : Device
     shrink : callable
         Frees device and pinned memory that others keep and do not use.
+
+    Attributes
+    ----------
+    codecs : ProvenEncoders
+        Codecs that chunks are encoded with.
     """
 
     def __init__(self, device: Device, shrink: Callable[[], None]) -> None:
+        self.codecs = ProvenEncoders(device)
         self._device = device
         self._shrink = shrink
         self._left = LANES
@@ -83,6 +90,7 @@ class DeviceEncoder:
         keep_fill: bool,
     ) -> list[Buffer | None]:
         """Encode chunks by one submission, or halves of them where memory is short."""
+        encodes = chain.encode_unsupported_reason(self.codecs) is None
         values = None
         for is_last in (False, True):
             lane = self._take()
@@ -90,7 +98,7 @@ class DeviceEncoder:
                 submission = WriteSubmission(
                     *(self._device, lane, chunks, overlays, chain, fill_value)
                 )
-                values = submission.run(keep_fill=keep_fill)
+                values = submission.run(keep_fill=keep_fill, encodes=encodes)
                 break
             except MemoryError as error:
                 lane.free()

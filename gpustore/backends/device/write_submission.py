@@ -123,8 +123,10 @@ class WriteSubmission:
         self._by_host: dict[int, Buffer] = {}
         """Stored chunks that the host has decoded, by number."""
 
-    def run(self, *, keep_fill: bool) -> WrittenValues:
+    def run(self, *, keep_fill: bool, encodes: bool) -> WrittenValues:
         """Encode the chunks; None is one that equals the fill value, unless `keep_fill`.
+
+        All are left to the host unless the device `encodes` them.
 
         Raises
         ------
@@ -138,7 +140,7 @@ class WriteSubmission:
             self._decode_by_host(stored)
         while True:
             try:
-                found = self._run(keep_fill=keep_fill)
+                found = self._run(keep_fill=keep_fill, encodes=encodes)
             except BaseException:
                 with suppress(DeviceError):  # Of a lost device, whose first error is raised.
                     self._release()
@@ -165,7 +167,7 @@ class WriteSubmission:
         if rows and not self._chain.is_raw:
             STATISTICS.add(host_fallbacks=len(rows))
 
-    def _run(self, *, keep_fill: bool) -> WrittenValues | list[int]:
+    def _run(self, *, keep_fill: bool, encodes: bool) -> WrittenValues | list[int]:
         """Run the submission, or return the stored chunks that the host has to decode first."""
         device, stream, chain = self._device, self._lane.stream, self._chain
         count = len(self._chunks)
@@ -183,9 +185,7 @@ class WriteSubmission:
             return sorted(decoding.fallbacks)
         self._record_elements(commands, address)
         matches = None if keep_fill else commands.match(self._fill)
-        encoded = None
-        if chain.encode_unsupported_reason(device) is None:
-            encoded = chain.encode_device(commands)
+        encoded = chain.encode_device(commands) if encodes else None
         failed, refused = self._find_sizes(decoding, commands, held, address)
         if failed:
             STATISTICS.add(retries=len(failed))

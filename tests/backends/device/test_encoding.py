@@ -223,7 +223,7 @@ def test_the_host_encodes_without_a_library(tmp_path):
 
 def test_the_host_encodes_streams_the_device_fails_at(tmp_path, lazy):
     host, there = create(tmp_path, lazy, compressor=CODECS["zstd"])
-    lazy.faults.compressions = {(0, 3): 10, (0, 7): 1000}
+    lazy.faults.compressions = {(1, 3): 10, (1, 7): 1000}  # The first call is the test.
     array = elements("u4") + 1
     counts = written(lazy, there, np.s_[...], array)
     assert np.array_equal(host.read().result(), array)
