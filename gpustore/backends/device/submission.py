@@ -169,14 +169,12 @@ class Submission:
             return
         try:
             while not self._try(group, rows):
-                pass
+                self._drop_unkept()
         except MemoryError:
             may_succeed = self._relieve()
             self._device.synchronize(self._device.record(self.buffer.stream))
             self._keeps = False
-            for one in self._unkept:
-                one.let_go()
-            self._unkept = []
+            self._drop_unkept()
             if may_succeed:
                 self._queue(group, rows)
                 return
@@ -185,6 +183,12 @@ class Submission:
                     self._queue(group, half)
                 return
             group.fail(int(rows[0]), too_large(group.chain, self._device.name))
+
+    def _drop_unkept(self) -> None:
+        """Let go of memory for chunks that came to nothing, after waiting for the stream."""
+        unkept, self._unkept = self._unkept, []
+        for one in unkept:
+            one.let_go()
 
     def _try(self, group: Group, rows: Integers) -> bool:
         """Queue the work for some rows; False if the buffer had to grow for their tables first."""
@@ -233,7 +237,7 @@ class Submission:
                 None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
             )
         try:
-            copied = self._copy_encoded(commands, group) if len(encoded) else None
+            copied = self._copy_encoded(commands, group, kept) if len(encoded) else None
             self._check_checksums(group, commands)
             if chain.is_raw:
                 chain.check_device(commands)
@@ -244,7 +248,7 @@ class Submission:
             chunks = (base + group.start[decoded]).astype(np.uint64)
             chunks = np.concatenate((commands.values.address, chunks))
             if copied is not None:
-                self._keep_encoded(commands, copied, kept)
+                self._keep_encoded(commands, copied)
                 self._keep(commands, group, decoded, chunks[len(commands) :], kept)
             elif len(encoded) or len(decoded):
                 self._keep(commands, group, some, chunks, kept)
@@ -284,7 +288,7 @@ class Submission:
         kept.append(_Kept(group, rows[:count], cached.cache, slab, address, sizes))
         commands.launch_tables(stream_launches(chunks[:count], address, sizes))
 
-    def _copy_encoded(self, commands: CommandList, group: Group) -> _Kept | None:
+    def _copy_encoded(self, commands: CommandList, group: Group, kept: list[_Kept]) -> _Kept | None:
         """Record the copy of encoded chunks to a cache that keeps them so; None without one."""
         cached = group.pieces[0].cached
         if cached is None or not cached.cache.keeps_encoded or group.chain.is_raw:
@@ -298,15 +302,16 @@ class Submission:
             return _Kept(group, none, cached.cache, None, none, none)
         address = slab.allocation.address + np.cumsum(pitch) - pitch
         values = commands.values
-        commands.launch_tables(stream_launches(values.address, address, values.nbytes))
         sizes = values.nbytes.astype(np.int64)
-        return _Kept(group, commands.rows, cached.cache, slab, address, sizes)
+        copied = _Kept(group, commands.rows, cached.cache, slab, address, sizes)
+        kept.append(copied)
+        commands.launch_tables(stream_launches(values.address, address, values.nbytes))
+        return copied
 
-    def _keep_encoded(self, commands: CommandList, copied: _Kept, kept: list[_Kept]) -> None:
+    def _keep_encoded(self, commands: CommandList, copied: _Kept) -> None:
         """Note which of the copied chunks the device decodes, and their headers."""
         if copied.slab is None:
             return
-        kept.append(copied)
         copied.take(np.isin(copied.rows, commands.rows))
         encoded = EncodedSlab(copied.address, copied.sizes, commands.headers)
         if not copied.cache.describe(copied.slab, encoded):
@@ -330,9 +335,9 @@ class Submission:
 
     def _let_go(self) -> None:
         """Leave the memory for chunks to the caches; nothing on the device uses it any more."""
-        kept, self._kept, self._unkept = [*self._kept, *self._unkept], [], []
-        for one in kept:
-            one.let_go()
+        kept, self._kept = self._kept, []
+        self._unkept += kept
+        self._drop_unkept()
 
     def _fill(self, commands: CommandList, group: Group, missing: Integers) -> None:
         """Record the fill of the elements of missing rows."""

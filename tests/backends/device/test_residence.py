@@ -501,3 +501,47 @@ def test_chunks_that_the_host_decodes_are_kept_decoded(tmp_path):
         assert "host_fallbacks" not in counts
         assert counts["device_cache_hits"] == 6
         del there
+
+
+@each("content", CONTENTS)
+@each("operation", ["launch", "allocate", "upload", "download", "record", "fill"])
+def test_a_failed_operation_leaves_no_memory_behind(tmp_path, content, operation):
+    """The emulated device finds what is not freed, and what is freed while it is used."""
+    failures = 0
+    for number in range(3):
+        with emulated() as device:
+            host, there = opened(tmp_path / str(number), device, content=content)
+            there[:4].preload().result()
+            at = device.counts[operation] + number
+            device.faults.failing = {(operation, at): False}
+            try:
+                there.read().result()
+            except gpustore.DeviceError:
+                failures += 1
+            device.faults.failing = {}
+            for _ in range(2):
+                assert np.array_equal(counted(device, there)[0], host.read().result())
+            del there
+    assert failures
+
+
+@each("content", CONTENTS)
+def test_cancelled_reads_leave_no_memory_behind(tmp_path, content):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, content=content)
+        for part in (there[:4], there, there[2:]):
+            part.read().cancel()
+            part.preload().cancel()
+        assert np.array_equal(counted(device, there)[0], host.read().result())
+        del there, part
+
+
+def test_a_lost_device_is_one_error(tmp_path):
+    with emulated() as device:
+        _, there = opened(tmp_path, device)
+        there.preload().result()
+        device.faults.lost_at = device.counts["calls"]
+        for _ in range(2):
+            with pytest.raises(gpustore.DeviceError):
+                there.read().result()
+        del there
