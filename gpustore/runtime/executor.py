@@ -349,7 +349,8 @@ class _Group(Generic[T]):
         if error is not None:
             without_locals(error)
             with self._lock:
-                if self._error is None:
+                # A task that was told to stop says nothing about the reason.
+                if self._error is None or isinstance(self._error, CancelledError):
                     self._error = error
             self._word[0] = 1
             if thread_state.crew is None and not isinstance(error, Exception | CancelledError):

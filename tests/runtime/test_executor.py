@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from gpustore.runtime import executor as executor_module
-from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import Executor, reset_after_fork, shared
 from gpustore.runtime.future import Promise
 from tests.matrix import each
@@ -285,6 +285,25 @@ def test_run_all_cancelling_the_parent_skips_tasks():
     release.set()
     executor.submit(lambda: None).result()
     assert begun == []
+
+
+def test_run_all_fails_with_the_error_for_which_other_tasks_have_stopped():
+    begun, stopped = threading.Barrier(2, timeout=20), threading.Event()
+
+    def stop():
+        begun.wait()
+        stopped.set()
+        raise CancelledError
+
+    def fail():
+        begun.wait()
+        assert stopped.wait(20)
+        raise ZeroDivisionError
+
+    for tasks in ([stop, fail], [fail, stop]):
+        stopped.clear()
+        with pytest.raises(ZeroDivisionError):
+            Executor(2).run_all(tasks, lambda: None).result(timeout=20)
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "cancelled"])
