@@ -18,8 +18,14 @@ from gpustore.device.kernels.descriptor import (
 )
 
 _STREAM_TILE_NBYTES = 16 * ITEMS_PER_TILE
-_BYTE_TYPESIZES = (2, 4, 8, 16)
-_BIT_TYPESIZES = (1, 2, 4, 8, 16)
+_TYPESIZES = {
+    "shuffle": (2, 4, 8),
+    "unshuffle": (2, 4, 8, 16),
+    "bit_shuffle": (1, 2, 4),
+    "bit_unshuffle": (1, 2, 4, 8, 16),
+}
+"""Sizes of elements with a kernel of their own."""
+
 _BYTE_TILE, _ANY_BYTE_TILE, _BIT_TILE = 1024, 128, 2048
 """Elements of a tile of the kernels of byte shuffles, for any typesize, and of bit shuffles."""
 
@@ -105,7 +111,7 @@ def _launches(
     # Fast kernels read or write planes bytewise, or in words; elements several at a time.
     planes, whole = (src, dst) if "un" in kernel else (dst, src)
     fast = np.zeros(len(src), np.bool_)
-    for size in _BIT_TYPESIZES if of_bits else _BYTE_TYPESIZES:
+    for size in _TYPESIZES[kernel]:
         if of_bits:
             lies = whole % min(8 * size, 16) == 0
         else:
