@@ -8,6 +8,7 @@ elements of an array on it are undefined.
 A kernel whose results it cannot know raises :class:`NotImplementedError`.
 """
 
+import contextlib
 import itertools
 import threading
 from collections import Counter
@@ -204,9 +205,16 @@ class NullDevice:
         return codecs.compressed_bound(codec, max_nbytes), 1024 * count
 
     def compress(self, batch, stream):
-        """Compress each stream to its own size."""
+        """Compress a stream that was uploaded, as in a self-test; others to their own size."""
         self._count("compress")
-        self._succeed(batch.result, batch.src.nbytes)
+        sizes = batch.src.nbytes
+        if len(batch) == 1:
+            with contextlib.suppress(NotImplementedError):
+                found = self._content(batch.src.address[0], int(sizes[0])).tobytes()
+                encoded = np.frombuffer(codecs.compress(batch.codec, found), np.uint8)
+                self._write(batch.dst.address[0], encoded)
+                sizes = np.array([len(encoded)], np.uint64)
+        self._succeed(batch.result, sizes)
 
     # ----------------------------------------------------------------- files
 

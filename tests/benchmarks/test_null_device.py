@@ -94,7 +94,7 @@ def test_writes_succeed_without_the_host(tmp_path, chain):
         store.write(array).result()
         counted = gpustore.statistics.snapshot()
         assert counted.get("host_encodings", 0) == counted.get("retries", 0) == 0
-        assert device.counts["compress"] == (chain != "raw")
+        assert (device.counts["compress"] > 0) == (chain != "raw")
     assert device.unread == 0
 
 
