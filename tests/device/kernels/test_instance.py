@@ -8,7 +8,7 @@ from gpustore.errors import LimitError
 
 def test_instances_are_few_and_unique():
     expressions = [e for family in instance.INSTANCES.values() for e in family]
-    assert len(set(expressions)) == len(expressions) <= 420
+    assert len(set(expressions)) == len(expressions) <= 400
 
 
 def test_rank_for_is_the_smallest_that_is_compiled():
