@@ -229,7 +229,7 @@ class EmulatedDevice:
         multiprocessors=132,
         file_alignment=4096,
         direct_files=True,
-        decodes=tuple(codecs.CODECS),
+        decodes=codecs.DECODED,
         shortcoming=None,
     ):
         self.name = "emulated"
