@@ -103,6 +103,7 @@ class CommandList:
         "_checks",
         "_device",
         "_guards",
+        "_has_headers",
         "_result_nbytes",
         "_scratch",
         "_steps",
@@ -144,6 +145,7 @@ class CommandList:
         self._checks: list[tuple[Result, Check]] = []
         self._scratch: list[Allocation] = []
         self._guards = Guards()
+        self._has_headers = False
         self._verdicts: list[Verdict] = []
 
     def __len__(self) -> int:
@@ -178,9 +180,12 @@ class CommandList:
         ----------
         read : callable
             Returns the :class:`~gpustore.device.headers.Headers` of encoded values, and reasons by
-            number for leaving some to the host. Those of one codec of a chain: the next one has no
-            bytes to read.
+            number for leaving some to the host. Those of the first codec that asks: a later one of
+            the chain has no bytes to read.
         """
+        if self._has_headers:
+            return None
+        self._has_headers = True
         if self.headers is None and self.encoded is not None:
             headers, reasons = read(self.encoded)
             kept = self.fall_back(reasons)

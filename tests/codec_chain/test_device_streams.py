@@ -273,7 +273,9 @@ def test_chains_are_decoded_stage_after_stage(device, names):
     assert sorted([*found.fallbacks, *found.failed]) == [3]
 
 
-@pytest.mark.parametrize("names", [["blosc", "zstd"], ["gzip", "gzip"]], ids="-".join)
+@pytest.mark.parametrize(
+    "names", [["blosc", "zstd"], ["gzip", "gzip"], ["gzip", "zstd"]], ids="-".join
+)
 def test_headers_that_only_the_device_has_are_for_the_host(device, names):
     chain = chain_of(names)
     payload = make_payload(NBYTES, "steps")
