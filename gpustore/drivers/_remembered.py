@@ -7,10 +7,12 @@ reading. All results are immutable, and depend on the arguments alone.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpustore.drivers.format import ArrayDescription, Format
+from gpustore.errors import GpustoreError
 from gpustore.metadata.document import ArrayMetadata, parse_shape, with_json_numbers
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
@@ -98,10 +100,13 @@ def _first(kind: type[ArrayMetadata], rest: Spelled, limits: Limits) -> _First:
 
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     """Return the array that `metadata` describe."""
-    original = metadata.original
-    if original is None:
+    first = None
+    if metadata.original is not None:
+        # Codecs may refuse its fill value, and not that of `metadata`.
+        with suppress(GpustoreError):
+            first = _described(format_, _Same(metadata.original), limits)
+    if first is None:
         return _described(format_, _Same(metadata), limits)
-    first = _described(format_, _Same(original), limits)
     if metadata.differs_in_shape:
         return first.with_shape(metadata.shape)
     description: ArrayDescription = format_.redescribe(metadata, first, limits=limits)

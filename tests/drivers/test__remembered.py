@@ -189,6 +189,16 @@ def test_what_is_remembered_of_attributes_is_right_for_others(name):
         same_as_alone({**document, **more}, others)
 
 
+def test_documents_after_one_with_a_refused_fill_value_mean_what_they_say():
+    cast = {"name": "cast_value", "configuration": {"data_type": "uint8"}}
+    document = {**V3, "shape": [4, 6], "data_type": "float64", "codecs": [cast, "bytes"]}
+    refused = {**document, "fill_value": "NaN"}
+    assert "fill_value cannot be encoded" in outcome(refused)[1]
+    others = [{**document, "fill_value": value} for value in (0, 1, 256)]
+    assert outcome(others[0])[0]["fill_value"] == 0
+    same_as_alone(refused, [*others, {**refused, "shape": [7, 1]}, {**others[0], "attributes": {}}])
+
+
 def test_whole_shards_of_another_fill_value_have_that_one():
     codecs = [{"name": "sharding_indexed", "configuration": INNER}, "crc32c"]
     document = {**V3, "shape": [4, 6], "data_type": "uint8", "codecs": codecs}
