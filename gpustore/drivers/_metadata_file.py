@@ -104,14 +104,14 @@ class MetadataFile:
         """
         return naming_key(self.key)
 
-    def save(self, metadata: Any, generation: bytes) -> bool:
+    def save(self, metadata: Any, generation: bytes, *, anew: bool = False) -> bool:
         """Replace the metadata if their generation is still `generation`; return whether it was.
 
-        Without a generation the old ones count as deleted.
+        With `anew` the old ones count as deleted.
         """
         try:
             columns = self.store.write_many(
-                WriteRequest([self.key], [encoded(metadata)], [generation], anew=not generation)
+                WriteRequest([self.key], [encoded(metadata)], [generation], anew=anew)
             )
         finally:
             if self.cache is not None:

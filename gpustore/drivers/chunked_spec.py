@@ -2,10 +2,12 @@
 
 1. Open the kvstore and the context resources. With `assume_metadata` or `assume_cached_metadata`
    make the metadata from the constraints and go to 5: nothing is read or written.
-2. With `delete_existing`, delete everything below the array's path.
+2. With `delete_existing`, delete everything below the array's path; metadata that are alone there
+   count as deleted, and are left for 4 to replace.
 3. With `open`, read the metadata and compare them with the constraints; done if there are any.
 4. With `create`, make new metadata from the constraints and store them on condition that there are
-   none. If another process was faster: go to 3 if `open` allows it, else it is an error.
+   none, or first that they are still those that 2 left. If another process was faster: go to 3 if
+   `open` allows it, else it is an error.
 5. Propagate the array's bounds through the spec's transform.
 """
 
@@ -269,9 +271,7 @@ class _Steps:
             return found, self._checked(found)
         if self.mode.assumes:
             return self._new_metadata(_CREATE)
-        condition = ABSENT
-        if self.mode.delete_existing and self._delete_existing():
-            condition = b""
+        condition = self._delete_existing() if self.mode.delete_existing else ABSENT
         recheck = self.spec.options.get("recheck_cached_metadata", "open")
         bound = math.inf if recheck == "open" else recheck_bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
@@ -290,24 +290,25 @@ class _Steps:
                     f"Error writing {self.file.name}: {_CREATE}"
                 )
             except GpustoreError:
-                if not condition:
+                if condition != ABSENT:
                     self.store.driver.delete_range(self.store.path, prefix_end(self.store.path))
                 raise
             if self.hierarchy is not None:
                 check_node_names(self.spec.node_path, self.hierarchy.zarr_format)
                 self.hierarchy.invalidate(ancestors(self.spec.node_path))
                 self.hierarchy.create_groups(ancestors(self.spec.node_path))
-            if self.file.save(metadata, condition):
+            if self.file.save(metadata, condition, anew=condition != ABSENT):
                 return metadata, description
-            if not self.mode.open:
+            if condition == ABSENT and not self.mode.open:
                 raise self._already_exists()
+            condition = ABSENT
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
 
-    def _delete_existing(self) -> bool:
-        """Delete all below the path of the array; return whether the metadata are left, because
-        nothing else was there and new ones can replace them at once.
+    def _delete_existing(self) -> bytes:
+        """Delete all below the path of the array; return the generation of the metadata that are
+        left, because nothing else was there and new ones can replace them at once, or ABSENT.
         """
         path, driver = self.store.path, self.store.driver
         if self.hierarchy is not None:
@@ -317,7 +318,7 @@ class _Steps:
                 return driver.clear_directory(path, self.file.key)
             # The metadata may lie in another directory than what is deleted.
             driver.delete_range(path, prefix_end(path))
-            return False
+            return ABSENT
         finally:
             for cache in (self.cache, self.file.cache):
                 if cache is not None:

@@ -31,6 +31,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.kvstores.columns import (
+    ABSENT,
     LocateColumns,
     ReadColumns,
     ReadRequest,
@@ -234,18 +235,19 @@ class KvStoreDriver(abc.ABC):
         """Delete all keys in a range and return their number. None means no upper bound."""
         raise self._unsupported("deleting ranges")
 
-    def clear_directory(self, path: str, key: str) -> bool:
+    def clear_directory(self, path: str, key: str) -> bytes:
         """Delete all keys below `path`, which ends in a slash or is empty, before `key` is written
         directly below it. What was deleted may come back after a power failure until then.
 
         Returns
         -------
-        bool
-            Whether nothing was deleted, because there was only `key`: the write replaces it.
+        bytes
+            The generation of `key` if nothing was deleted because there was only `key`: the write
+            replaces it on that condition. :data:`ABSENT` otherwise.
         """
         del key
         self.delete_range(path, prefix_end(path))
-        return False
+        return ABSENT
 
     def list(self, inclusive_min: str = "", exclusive_max: str | None = None) -> list[str]:
         """Return all keys in a range, in ascending order of their code points."""

@@ -1,5 +1,6 @@
 """Modes and options of opening an array of chunks, compared with TensorStore."""
 
+import contextlib
 import os
 import pickle
 import threading
@@ -12,6 +13,7 @@ import gpustore
 from gpustore import registry
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.drivers import _remembered
+from gpustore.errors import AlreadyExistsError
 from tests.drivers import parity
 from tests.drivers.parity import (
     LIBRARIES,
@@ -627,6 +629,38 @@ def test_creating_anew_syncs_the_metadata_and_their_directory_once(tmp_path, mon
     assert metadata.startswith(f"{tmp_path}/a/{KEYS[driver]}.")
     assert directory == f"{tmp_path}/a"
     assert [*files(tmp_path)] == [f"a/{KEYS[driver]}"]
+
+
+@pytest.mark.parametrize("rival", ["creates", "deletes"])
+@pytest.mark.parametrize("driver", KEYS)
+def test_creating_anew_replaces_only_the_metadata_that_it_found(
+    tmp_path, monkeypatch, driver, rival
+):
+    """Another process is faster: it comes after the look at the directory."""
+    opened(gpustore, tmp_path, driver, create=True, dtype="uint8", shape=[4])
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def before_the_rival(path):
+        monkeypatch.setattr(os, "scandir", scandir)
+        with scandir(path) as entries:
+            yield entries
+        if rival == "creates":
+            created(gpustore, tmp_path, driver, context=gpustore.Context(), delete_existing=True)
+        else:
+            os.unlink(tmp_path / "a" / KEYS[driver])
+
+    def create_anew():
+        keywords = {"create": True, "delete_existing": True, "dtype": "uint8", "shape": [5]}
+        return opened(gpustore, tmp_path, driver, **keywords)
+
+    monkeypatch.setattr(os, "scandir", before_the_rival)
+    if rival == "deletes":
+        assert create_anew().shape == (5,)
+        return
+    with pytest.raises(AlreadyExistsError, match="it exists"):
+        create_anew()
+    assert opened(gpustore, tmp_path, driver).read().result().tolist() == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("driver", KEYS)

@@ -46,7 +46,7 @@ from gpustore.kvstores.file.lock import thread_lock
 from gpustore.kvstores.file.options import RESOURCES, FileOptions
 from gpustore.kvstores.file.root import Root, generation_of, io_error, open_regular
 from gpustore.kvstores.file.unbuffered_file import read_unbuffered, start_unbuffered
-from gpustore.kvstores.file.walk import holds_only, scan, walk, within
+from gpustore.kvstores.file.walk import only_file, scan, walk, within
 from gpustore.kvstores.file.write_directories import FileWriteDirectories
 from gpustore.strict_json.parsing import quote
 from gpustore.url import encode_path
@@ -329,12 +329,13 @@ class FileKvStore(KvStoreDriver):
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         return self._delete_range(inclusive_min, exclusive_max)
 
-    def clear_directory(self, path: str, key: str) -> bool:
-        if not self._in_place and holds_only(self._root, path, key[len(path) :]):
-            return True
+    def clear_directory(self, path: str, key: str) -> bytes:
+        found = ABSENT if self._in_place else only_file(self._root, path, key[len(path) :])
+        if found != ABSENT:
+            return found
         # The write that follows changes the same directory, and syncs it.
         self._delete_range(path, prefix_end(path), unsynced=path)
-        return False
+        return ABSENT
 
     def _delete_range(
         self, inclusive_min: str, exclusive_max: str | None, *, unsynced: str | None = None

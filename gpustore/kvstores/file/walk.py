@@ -7,9 +7,10 @@ import os
 from typing import TYPE_CHECKING
 
 from gpustore.kvstores.base import prefix_end
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.file.key import parent_of
 from gpustore.kvstores.file.lock import LOCK_SUFFIX
-from gpustore.kvstores.file.root import DIRECTORY_FLAGS, io_error
+from gpustore.kvstores.file.root import DIRECTORY_FLAGS, generation_of, io_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,25 +68,26 @@ def scan(root: Root, directory: str) -> list[tuple[str, bool]]:
         os.close(fd)
 
 
-def holds_only(root: Root, directory: str, name: str) -> bool:
-    """Return whether a directory has no names that are not hidden but one, that of a file.
+def only_file(root: Root, directory: str, name: str) -> bytes:
+    """Return the generation of the file `name` if a directory has no other names that are not
+    hidden.
 
-    False if it cannot be read.
+    :data:`ABSENT` if it has, lacks that one, or cannot be read.
     """
     fd = root.open(directory, DIRECTORY_FLAGS)
     if fd < 0:
-        return False
-    found = False
+        return ABSENT
+    found = ABSENT
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.name.endswith(LOCK_SUFFIX):
                     continue
                 if entry.name != name or not entry.is_file(follow_symlinks=False):
-                    return False
-                found = True
+                    return ABSENT
+                found = generation_of(entry.stat(follow_symlinks=False))
     except OSError:
-        return False
+        return ABSENT
     finally:
         os.close(fd)
     return found
