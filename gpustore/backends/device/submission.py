@@ -446,7 +446,7 @@ class Submission:
                 left.setdefault(id(group), []).append(np.array(list(found), np.int64))
         self._parts = []
         self._put_entries(left)
-        if left and self.buffer.has_end:
+        if left:
             self._fetch_direct()
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
         every = [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
@@ -481,8 +481,12 @@ class Submission:
                 STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
 
     def _fetch_direct(self) -> None:
-        """Copy bytes that only the device has to the host, and compare their checksums."""
-        self.buffer.download_end()
+        """Copy bytes that only the device has to the host, and compare their checksums.
+
+        A buffer that has grown has copied them before.
+        """
+        if self.buffer.has_end:
+            self.buffer.download_end()
         for piece in self.pieces:
             if piece.direct is None:
                 continue
