@@ -176,7 +176,8 @@ class WriteSubmission:
         self._lists.append(commands)
         base = commands.scratch(count * self._step)
         starts = (base + np.arange(count) * self._step).astype(np.uint64)
-        commands.values = Spans(starts, np.full(count, self._nbytes, np.uint64))
+        chunks = Spans(starts, np.full(count, self._nbytes, np.uint64))
+        commands.values = chunks
 
         held, held_starts = self._held()
         address = commands.scratch(len(held))
@@ -190,7 +191,7 @@ class WriteSubmission:
         if failed:
             STATISTICS.add(retries=len(failed))
             return failed
-        return self._download(commands, matches, encoded, refused)
+        return self._download(chunks, matches, encoded, refused)
 
     # ----------------------------------------------------------------- 1. chunks
 
@@ -307,12 +308,12 @@ class WriteSubmission:
 
     def _download(
         self,
-        commands: EncodingList,
+        chunks: Spans,
         matches: Matches | None,
         encoded: EncodedValues | None,
         refused: Sequence[int],
     ) -> WrittenValues:
-        """Copy values one behind another, and download them."""
+        """Copy values one behind another, or decoded `chunks`, and download them."""
         count = len(self._chunks)
         is_wanted = np.ones(count, np.bool_) if matches is None else ~matches.equal
         if not is_wanted.any():
@@ -320,14 +321,13 @@ class WriteSubmission:
         on_device = np.full(count, encoded is not None)
         on_device[list(refused)] = False
         checksum = self._chain.appended_checksum
-        made = Pieces.of_spans(commands.values)
         columns = _Columns(count)
         if encoded is not None:
             found = encoded.pieces()
             most = self._chain.encoded_bound - (_CHECKSUM_NBYTES if checksum else 0)
             on_device &= found.nbytes.sum(axis=1) <= most
             columns.add(is_wanted & on_device, found)
-        columns.add(is_wanted & ~on_device, made)
+        columns.add(is_wanted & ~on_device, Pieces.of_spans(chunks))
         tail = np.where(on_device & is_wanted & bool(checksum), _CHECKSUM_NBYTES, 0)
         ends = np.cumsum(_padded(columns.nbytes + tail))
         starts = ends - _padded(columns.nbytes + tail)

@@ -221,8 +221,9 @@ def test_the_host_encodes_without_a_library(tmp_path):
         assert (host[3:5].read().result() == 9).all()
 
 
-def test_the_host_encodes_streams_the_device_fails_at(tmp_path, lazy):
-    host, there = create(tmp_path, lazy, compressor=CODECS["zstd"])
+@pytest.mark.parametrize("filters", [None, [{"id": "shuffle", "elementsize": 4}]])
+def test_the_host_encodes_streams_the_device_fails_at(tmp_path, lazy, filters):
+    host, there = create(tmp_path, lazy, compressor=CODECS["zstd"], filters=filters)
     lazy.faults.compressions = {(1, 3): 10, (1, 7): 1000}  # The first call is the test.
     array = elements("u4") + 1
     counts = written(lazy, there, np.s_[...], array)
