@@ -112,15 +112,19 @@ class ChunkedDriver:
 
     base = None
 
-    @cached_property
+    # The order of writes, and what reads share, go by the identity of these two. So all threads get
+    # the one that was made first: `cached_property` has no lock since Python 3.12.
+    @property
     def array(self) -> ChunkedArray:
         """Argument of the pipelines for writing."""
-        return self.make_array()
+        made: ChunkedArray | None = vars(self).get("array")
+        return made or vars(self).setdefault("array", self.make_array())
 
-    @cached_property
+    @property
     def reader(self) -> ChunkedArray:
         """Argument of the pipelines for reading."""
-        return self.array.reader()
+        made: ChunkedArray | None = vars(self).get("reader")
+        return made or vars(self).setdefault("reader", self.array.reader())
 
     @property
     def id(self) -> str:

@@ -2,7 +2,10 @@
 
 import gc
 import json
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -432,3 +435,19 @@ def test_large_metadata_are_not_kept():
     finally:
         tracemalloc.stop()
     assert kept < 200_000
+
+
+@pytest.mark.parametrize("name", ["array", "reader"])
+def test_threads_that_use_an_opened_store_first_get_the_same_array(name):
+    cached = gpustore.Context({"cache_pool": {"total_bytes_limit": 1000}})
+    driver = filled(gpustore, "zarr3", context=cached)._driver
+    both_make = threading.Barrier(2)
+
+    def make_array():
+        both_make.wait(60)
+        return driver.make_array()
+
+    opened = replace(driver, make_array=make_array)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(getattr, opened, name) for _ in range(2)]
+    assert first.result() is second.result() is getattr(opened, name)
