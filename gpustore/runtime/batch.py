@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gpustore.errors import MetadataError
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future, Promise, epoch
 from gpustore.runtime.statistics import attributed
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ class _Group(Generic[T]):
     futures: list[Future[Any]] = field(default_factory=list)
 
     def start(self) -> None:
+        for future in self.futures:
+            future._epoch = epoch()
         try:
             self.run(self.items)
         except Exception as error:

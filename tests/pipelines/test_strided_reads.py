@@ -338,3 +338,37 @@ def test_a_child_process_reads_what_waits_and_can_call_a_worker(tmp_path):
         print(all(f.result().tolist() == list(range(i, 200)) for i, f in enumerate(futures)))
     """
     assert run_python(code).stdout.splitlines() == ["0", "True"]
+
+
+@pytest.mark.matrix("costly")
+def test_a_batch_submitted_before_a_fork_fails_in_the_child(tmp_path):
+    store = created(tmp_path, [200], [1], "uint16")
+    store[...] = np.arange(200, dtype="u2")
+    code = f"""
+        import os, threading
+        import gpustore
+        from gpustore.errors import ForkError
+
+        context = gpustore.Context({{"data_copy_concurrency": {{"limit": 1}}}})
+        store = gpustore.open({str(tmp_path)!r}, context=context).result()
+        release = threading.Event()
+        store._driver.reader.executor.execute(release.wait)
+        views = [store[i:] for i in range(3)] + [store.oindex[[i, 7]] for i in range(3)]
+        with gpustore.Batch() as batch:
+            futures = [view.read(batch=batch) for view in views]
+        child = os.fork()
+        if child == 0:
+            failed = 0
+            for future in futures:
+                try:
+                    future.result(timeout=1)
+                except ForkError:
+                    failed += 1
+                except TimeoutError:
+                    pass
+            os._exit(failed)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        release.set()
+        print([future.result()[0] == i % 3 for i, future in enumerate(futures)].count(True))
+    """
+    assert run_python(code).stdout.splitlines() == ["6", "6"]
