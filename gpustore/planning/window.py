@@ -85,6 +85,16 @@ class PlanWindow:
             points=None if self.points is None else self.points[rows],
         )
 
+    def may_cover(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a row with the shape of a chunk, `shape`, has all elements of the chunk.
+
+        It has not where a dimension lies along none of the chunk's: its elements are for one place.
+        """
+        strides = self.src_stride
+        return len(strides) == len(shape) and all(
+            [stride != 0 or size == 1 for stride, size in zip(strides, shape)]
+        )
+
     def span(self, start: int, shape: Sequence[int], itemsize: int) -> tuple[int, int]:
         """Return the bytes of the decoded chunk that hold a row: first byte and end."""
         low = high = start

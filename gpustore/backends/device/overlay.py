@@ -86,10 +86,9 @@ class Laid:
 
     def covers(self, layout: ChunkBytes) -> NDArray[np.bool_]:
         """Whether each row has all bytes of its chunk."""
-        count = self.count
-        if not layout.is_dense or self.rows.points is not None or len(count) != len(layout.shape):
+        if not (layout.is_dense and self.rows.may_cover(layout.shape)):
             return np.zeros(len(self.chunks), np.bool_)
-        whole: NDArray[np.bool_] = (count == np.array(layout.shape)[:, None]).all(axis=0)
+        whole: NDArray[np.bool_] = (self.count == np.array(layout.shape)[:, None]).all(axis=0)
         return whole
 
 

@@ -227,6 +227,7 @@ class HostBackend:
         keys, shapes = layers[0].rows.keys, placed[0][-1]
         layout = chain.layout
         element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
+        may_cover = layout.is_dense and layers[0].rows.may_cover(layout.shape)
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
             try:
@@ -240,7 +241,7 @@ class HostBackend:
                     _copy_bytes(chunk, chain.decode(present, chunk.data))
                 except GpustoreError as error:
                     raise error.prefixed(f'Error reading "{keys[i]}"', key=keys[i]) from error
-            elif shapes[i] != layout.shape or not layout.is_dense:
+            elif not (may_cover and shapes[i] == layout.shape):
                 chunk.view(element)[...] = fill_value
             for rows, source, src_start, dst_start, counts in placed:
                 if rows.points is not None:

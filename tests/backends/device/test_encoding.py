@@ -152,6 +152,23 @@ def test_chunks_of_the_fill_value_are_deleted(tmp_path, device, codec):
     assert [path.name for path in tmp_path.iterdir() if path.name[0].isdigit()] == []
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (1, 4)])
+def test_chunks_that_elements_for_one_place_do_not_cover_are_filled(tmp_path, device, shape):
+    """As many elements as the chunk has, all for its first row."""
+    create(tmp_path, device, shape=list(shape), chunks=[4, 4], fill_value=7)
+    spec = {
+        "driver": "zarr",
+        "kvstore": f"file://{tmp_path}",
+        "transform": {"input_shape": [4, 4], "output": [{"offset": 0}, {"input_dimension": 1}]},
+    }
+    there = gpustore.open(spec, device=device.name).result()
+    array = elements("u4", (4, 4))
+    written(device, there, np.s_[...], array)
+    expected = np.full((4, 4), 7, "u4")
+    expected[0] = array[-1]
+    assert np.array_equal(np.fromfile(tmp_path / "0.0", "<u4").reshape(4, 4), expected)
+
+
 def test_chunks_of_the_fill_value_are_kept_on_request(tmp_path, device):
     create(tmp_path, device, compressor=CODECS["zstd"])
     spec = {

@@ -247,6 +247,34 @@ def test_only_chunks_that_equal_the_fill_bit_for_bit_are_elided(name, endian):
                         assert bytes(found) == source.astype(stored).tobytes()
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (1, 4)])
+def test_chunks_that_elements_for_one_place_do_not_cover_are_filled(tmp_path, monkeypatch, shape):
+    """As many elements as the chunk has, all for its first row: the others are filled."""
+    metadata = {"shape": list(shape), "chunks": [4, 4], "dtype": "<u4", "compressor": None}
+    spec = {
+        "driver": "zarr",
+        "kvstore": f"file://{tmp_path}",
+        "metadata": {**metadata, "fill_value": 7},
+        "transform": {"input_shape": [4, 4], "output": [{"offset": 0}, {"input_dimension": 1}]},
+    }
+    store = gpustore.open(spec, create=True).result()
+    array = np.arange(16, dtype="u4").reshape(4, 4)
+    empty = np.empty
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", lambda *args, **named: _used(empty(*args, **named)))
+        store.write(array).result()
+    expected = np.full((4, 4), 7, "u4")
+    expected[0] = array[-1]
+    assert np.array_equal(np.fromfile(tmp_path / "0.0", "<u4").reshape(4, 4), expected)
+
+
+def _used(array):
+    """Memory that has had other contents."""
+    if array.flags.c_contiguous and not array.dtype.hasobject:
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+    return array
+
+
 def test_errors_are_reported_by_row_and_the_others_are_in_place():
     layout = ChunkBytes.contiguous(np.dtype("<u2"), (2,))
     chain = CodecChain(layout, (), {})
