@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -21,9 +23,9 @@ from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import fetched_batches
 from gpustore.planning.chunk_plan import ChunkPlan
-from gpustore.planning.copy_plan import CopyPlan
+from gpustore.planning.copy_plan import CopyPlan, elements
 from gpustore.planning.row_table import RowTable
-from gpustore.planning.window import PlanWindow
+from gpustore.planning.window import PlanWindow, Points
 from gpustore.runtime.cancel_token import CancelToken
 
 PIECE_ROWS = 64, 512
@@ -108,12 +110,12 @@ class NativeFill:
 
     def work(self) -> None:
         """Fetch pieces until all are taken."""
-        wanted = CancelToken.current()
+        token = CancelToken.current()
         part = self._sink.staging_part(self._array.chain, self._step)
         assert part is not None
         with part:
             while (piece := self._next()) is not None:
-                wanted.check()
+                token.check()
                 files, lo, hi = piece
                 left = part.fill(files, lo, hi)
                 if not left:
@@ -122,7 +124,8 @@ class NativeFill:
                     for _, rows, values in fetched_batches(
                         self._array, window, self._sink.nbytes, part.arena
                     ):
-                        part.scatter(rows, values, target=target)
+                        wanted = _by_element(rows) if self._by_element else rows
+                        part.scatter(wanted, values, target=target)
 
     def _next(self) -> tuple[FilesOfTable, int, int] | None:
         with self._lock:
@@ -158,6 +161,19 @@ def _rows_of(
     plan: ChunkPlan, table: RowTable, rows: Sequence[int]
 ) -> Iterator[tuple[int, PlanWindow]]:
     yield 0, plan.rows_of(table, rows)
+
+
+def _by_element(rows: PlanWindow) -> PlanWindow:
+    """Make the elements of each row one list, as those of the rows that the core fetches are."""
+    none = np.zeros(len(rows), np.int64)
+    count = np.array(rows.count, np.int64).reshape(-1, len(rows))
+    edges, src, dst = elements(
+        np.arange(len(rows) + 1), none, none, count, rows.src_stride, rows.dst_stride
+    )
+    points: list[tuple[Points, ...]] = [
+        ((src[lo:hi], dst[lo:hi]),) for lo, hi in pairwise(edges.tolist())
+    ]
+    return replace(rows, count=(), src_stride=(), dst_stride=(), points=points)
 
 
 class _TableKeys(Sequence[str]):

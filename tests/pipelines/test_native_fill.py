@@ -111,6 +111,35 @@ def test_rows_that_the_core_leaves_alone_are_fetched_in_python(tmp_path, monkeyp
     assert fetches.rows == 1
 
 
+CROPS = [(9, 20), (1, 1)]
+"""Starts of small crops, one in chunk 2/3 and one elsewhere."""
+
+
+def test_rows_of_small_crops_that_the_core_leaves_alone_join_the_others(tmp_path, monkeypatch):
+    host = created(tmp_path, "files")
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "c" / "2" / "3").rename(elsewhere)
+    (tmp_path / "c" / "2" / "3").symlink_to(elsewhere)
+    fetches = Fetches(monkeypatch)
+    with emulated() as device:
+        there = opened(tmp_path, device)
+        for starts in (CROPS, CROPS[::-1], [*CROPS, (8, 19), (31, 58)]):
+            found = there.read_many(starts, (2, 2)).result()
+            assert np.array_equal(on_host(device, found), host.read_many(starts, (2, 2)).result())
+        del found
+    assert fetches.rows == 4
+
+
+def test_a_damaged_raw_chunk_of_small_crops_is_named_by_its_key(tmp_path):
+    created(tmp_path, "raw files")
+    path = tmp_path / "c" / "2" / "3"
+    path.write_bytes(path.read_bytes()[:-3])
+    with emulated() as device:
+        there = opened(tmp_path, device)
+        with pytest.raises(gpustore.CorruptChunkError, match=r"c/2/3.*chunk is 93 bytes"):
+            there.read_many(CROPS, (2, 2)).result()
+
+
 @pytest.mark.parametrize("name", ["files", "shards"])
 def test_missing_chunks_may_be_an_error(tmp_path, name):
     created(tmp_path, name)
