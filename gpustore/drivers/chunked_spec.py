@@ -236,7 +236,8 @@ class _Steps:
         if spec.node_path and self.hierarchy is None:
             root = self.store.path[: -len(spec.node_path) - 1]
             self.hierarchy = Hierarchy(
-                self.store.driver, root, self.format.zarr_format, self.limits, self.file.cache
+                *(self.store.driver, root, self.format.zarr_format, self.limits),
+                *(self.file.cache, self.device_pool),
             )
 
     def run(self) -> tuple[Driver, IndexTransform]:

@@ -241,7 +241,9 @@ class Group:
 
     def _reopened(self, use_consolidated: bool | None) -> Group:
         mine = self._hierarchy
-        hierarchy = Hierarchy(mine.store, mine.root, mine.zarr_format, mine.limits, mine.cache)
+        hierarchy = Hierarchy(
+            *(mine.store, mine.root, mine.zarr_format, mine.limits, mine.cache, mine.device_pool)
+        )
         return open_node(hierarchy, self._access, self._path, use_consolidated=use_consolidated)
 
     # ---- making

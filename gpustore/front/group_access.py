@@ -60,4 +60,5 @@ def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> H
     cache = cache_of(context.resource("cache_pool").value)
     limits = context.resource("limits").value
     root = store.path if not store.path or store.path.endswith("/") else store.path + "/"
-    return Hierarchy(store.driver, root, zarr_format, limits, cache)
+    device_pool = context.resource("device_cache_pool").value
+    return Hierarchy(store.driver, root, zarr_format, limits, cache, device_pool)

@@ -38,6 +38,7 @@ from gpustore.metadata.node import (
     parse_document,
     parse_node,
 )
+from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.runtime.cache import Cache
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
@@ -63,6 +64,8 @@ class Hierarchy:
     limits : Limits
     cache : Cache or None
         Cache of the metadata of arrays; changes through the hierarchy remove their entries.
+    device_pool : DeviceCachePool or None
+        Caches of the chunks of arrays; deletions through the hierarchy remove their entries.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class Hierarchy:
         zarr_format: int,
         limits: Limits,
         cache: Cache | None = None,
+        device_pool: DeviceCachePool | None = None,
     ) -> None:
         self.store = store
         self.root = root
         self.zarr_format = zarr_format
         self.limits = limits
         self.cache = cache
+        self.device_pool = device_pool
         self.consolidated: ConsolidatedMetadata | None = None
         self._consolidated_at = ""
 
@@ -364,6 +369,8 @@ class Hierarchy:
         finally:
             if self.cache is not None:
                 self.cache.forget_range(self.store.identity, prefix)
+            if self.device_pool is not None:
+                self.device_pool.forget_range(self.store.identity, prefix)
 
     # ------------------------------------------------------------------ attributes
 

@@ -211,6 +211,32 @@ def test_writers_drop_what_they_change(tmp_path):
         del there, store
 
 
+def test_a_group_drops_the_chunks_of_what_it_deletes(tmp_path):
+    with emulated() as device:
+        context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**6}})
+        url = f"file://{tmp_path}/g|zarr3:"
+        group = gpustore.open_group(url, create=True, context=context, device=device.name).result()
+        for value in (1, 2):
+            host = gpustore.open(
+                {
+                    **gpustore.Spec(f"file://{tmp_path}/g/b/a|zarr3:").to_json(),
+                    "metadata": METADATA,
+                },
+                create=True,
+                device="cpu",
+            ).result()
+            host[...] = value
+            there = gpustore.open(
+                host.url, context=context, device=device.name, recheck_cached_data=False
+            ).result()
+            found, _ = counted(device, there)
+            assert (found == value).all()
+            assert len(cache_of(there)) > 0
+            del group["b/a"]
+            assert len(cache_of(there)) == 0
+        del there
+
+
 @each("chain", CHAINS)
 def test_preload_brings_all_chunks_and_places_none(tmp_path, chain):
     with emulated() as device:
