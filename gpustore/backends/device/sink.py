@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class DeviceSink(Submissions):
     """Sink into device memory; parameters are those of its base."""
 
-    _groups = 0
+    _ended = 0
+    """Number of groups of tasks after which :meth:`_end` was called."""
 
     @property
     def nbytes(self) -> int:
@@ -64,24 +65,32 @@ class DeviceSink(Submissions):
 
         def begin(buffer: StagingBuffer) -> None:
             self.has(buffer)
-            self._groups += 1
-            end = partial(self._end, executor, result)
-            executor.run_all(tasks, end, parent=promise, ended=self._close)
+            self._run_all(executor, tasks, result, promise)
 
         buffer = self._pool.take(is_small=self.extent.is_small, later=begin)
         if buffer is not None:
             begin(buffer)
         return future
 
+    def _run_all(
+        self,
+        executor: Executor,
+        tasks: Sequence[Callable[[], object]],
+        result: Callable[[], Any],
+        parent: Promise[Any] | None = None,
+    ) -> Future[Any]:
+        end = partial(self._end, executor, result)
+        close = partial(self._close, self._ended + 1)
+        return executor.run_all(tasks, end, parent=parent, ended=close)
+
     def _end(self, executor: Executor, result: Callable[[], Any]) -> Any:
         """Complete all submissions, and have rows that are left to the host decoded by tasks."""
+        self._ended += 1
         try:
             left = self.finish()
             if left:
-                self._groups += 1
                 tasks = [partial(decode_left, self)] * min(left, executor.limit)
-                end = partial(self._end, executor, result)
-                return executor.run_all(tasks, end, ended=self._close)
+                return self._run_all(executor, tasks, result)
         except BaseException:
             self.put_back()
             raise
@@ -89,8 +98,10 @@ class DeviceSink(Submissions):
         self._early.check()
         return result()
 
-    def _close(self) -> None:
-        """Give everything back, if no tasks are left."""
-        self._groups -= 1
-        if not self._groups:
+    def _close(self, group: int) -> None:
+        """Give everything back if tasks have failed, so that :meth:`_end` was not called.
+
+        The group that `_end` begins may be over before this is called for the one before.
+        """
+        if self._ended < group:
             self.put_back()

@@ -70,10 +70,14 @@ def crops(store):
 
 
 def batch(store):
-    with gpustore.Batch() as together:
-        futures = [store[i : i + 9, j::2].read(batch=together) for i, j in STARTS.tolist()]
-    for future in futures:
-        future.exception(timeout=TIMEOUT_S)  # All have ended when the first error is raised.
+    futures = []
+    try:
+        with gpustore.Batch() as together:
+            for i, j in STARTS.tolist():
+                futures.append(store[i : i + 9, j::2].read(batch=together))
+    finally:
+        for future in futures:
+            future.exception(timeout=TIMEOUT_S)  # All have ended when the first error is raised.
     return [future.result() for future in futures]
 
 
