@@ -89,7 +89,7 @@ class DeviceBackend:
         self.device = driven.name
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
-        self.encoder = DeviceEncoder(driven, self.buffers.free)
+        self.encoder = DeviceEncoder(driven, self._shrink)
         self.caches = ChunkCaches(driven)
 
     def part_nbytes(self) -> int:
@@ -182,6 +182,11 @@ class DeviceBackend:
                 sizes = rows, decoded_nbytes, rows * decoded_nbytes
                 found += self.driven.decompress_temp_nbytes(codec, *sizes)
         return found
+
+    def _shrink(self) -> bool:
+        """Free memory that is kept for later reads; return whether another call may free more."""
+        self.buffers.free()
+        return bool(self.caches.give_back())
 
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""

@@ -35,7 +35,8 @@ class DeviceEncoder:
     ----------
     device : Device
     shrink : callable
-        Frees device and pinned memory that others keep and do not use.
+        Frees device and pinned memory that others keep and do not use; returns whether another
+        call may free more.
 
     Attributes
     ----------
@@ -43,7 +44,7 @@ class DeviceEncoder:
         Codecs that chunks are encoded with.
     """
 
-    def __init__(self, device: Device, shrink: Callable[[], None]) -> None:
+    def __init__(self, device: Device, shrink: Callable[[], bool]) -> None:
         self.codecs = ProvenEncoders(device)
         self._device = device
         self._shrink = shrink
@@ -92,7 +93,8 @@ class DeviceEncoder:
         """Encode chunks by one submission, or halves of them where memory is short."""
         encodes = chain.encode_unsupported_reason(self.codecs) is None
         values = None
-        for is_last in (False, True):
+        may_free = True
+        while True:
             lane = self._take()
             try:
                 submission = WriteSubmission(
@@ -102,7 +104,7 @@ class DeviceEncoder:
                 break
             except MemoryError as error:
                 lane.free()
-                if is_last and len(chunks) == 1:
+                if not may_free and len(chunks) == 1:
                     key = chunks[0].key
                     raise LimitError(
                         f'Error writing "{key}": a chunk of {chain.layout.nbytes} bytes and its '
@@ -111,8 +113,10 @@ class DeviceEncoder:
                     ) from error
             finally:
                 self._put(lane)
+            if not may_free:
+                break
             self.free()
-            self._shrink()
+            may_free = self._shrink()
         if values is None:
             half = len(chunks) // 2
             found: list[Buffer | None] = []

@@ -318,8 +318,8 @@ def test_a_device_short_of_memory_gets_the_chunks_back(tmp_path):
         del there
 
 
-def test_a_device_full_of_chunks_has_room_for_reads(tmp_path):
-    """The cache may take more than there is; it gives back before a read fails."""
+def test_a_device_full_of_chunks_has_room_for_reads_and_writes(tmp_path):
+    """The cache may take more than there is; it gives back before a read or a write fails."""
     url = f"file://{tmp_path}/b|zarr3:"
     with emulated(total_nbytes=24 << 20) as device:
         context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 1 << 30}})
@@ -342,7 +342,16 @@ def test_a_device_full_of_chunks_has_room_for_reads(tmp_path):
         assert 4 << 20 < cache.nbytes < 24 << 20
         found = there[:10].read().result()
         assert np.array_equal(on_host(device, found), elements[:10])
-        del there, found, cache
+        del found
+        source = there[0].read().result()
+        there._driver.array.backend.buffers.free()
+        stream = device.caller_stream()
+        others = device.empty((device.memory().free_nbytes - (1 << 16),), np.uint8, "C", stream)
+        before = cache.nbytes
+        there[3:5].write(source).result()
+        assert cache.nbytes < before
+        assert np.array_equal(host[3:5].read().result(), elements[[0, 0]])
+        del there, source, others, cache
 
 
 def test_damaged_chunks_are_no_entries(tmp_path):
