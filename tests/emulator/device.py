@@ -69,6 +69,8 @@ class Faults:
         Launch or codec call that loses the device, with everything in its memory.
     failing : dict of (str, int) to bool
         Calls of operations, by name and number, that fail with a DeviceError; true: for ever.
+    lacking : set of (str, int)
+        Calls of operations, by name and number, that fail with a MemoryError.
     before_wait : callable or None
         Called by each thread before it waits for an event: how long a device takes.
     polls : int
@@ -88,6 +90,7 @@ class Faults:
     meanwhile: object = None
     lost_at: int | None = None
     failing: dict = field(default_factory=dict)
+    lacking: set = field(default_factory=set)
     before_wait: object = None
     polls: int = 1
 
@@ -724,6 +727,8 @@ class _Asked:
                 if device.faults.failing[call]:
                     device._lost = error
                 raise error
+            if call in device.faults.lacking:
+                raise MemoryError(f"device {device.name}: {call[0]}: injected")
             device._free_dropped()
         except BaseException as error:
             if isinstance(error, Breach):

@@ -384,11 +384,15 @@ def test_injected_overruns(broken):
 
 def test_injected_lack_of_memory(broken):
     broken.faults.allocations = {1}
+    broken.faults.lacking = {("fill", 0)}
     bench = Bench(broken)
-    bench.allocate(10)
+    address = bench.allocate(10)
     with pytest.raises(MemoryError):
         bench.allocate(10)
     bench.allocate(10)
+    with pytest.raises(MemoryError, match="fill: injected"):
+        broken.fill(address, 0, 10, bench.stream)
+    broken.fill(address, 0, 10, bench.stream)
     bench.close()
     broken.close()
 

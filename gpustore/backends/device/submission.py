@@ -404,13 +404,13 @@ class Submission:
         device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
         self._uploaded = buffer.used
         STATISTICS.add(copies=1, bytes_to_device=end - first, launches=commands.launches)
-        self._parts.append((group, commands, results))
         self._is_queued = True
         commands.run(buffer.address(tables), buffer.address(results))
         if commands.result_nbytes:
             nbytes = commands.result_nbytes
             device.download(buffer.address(results), buffer.pinned, results, nbytes, stream)
             STATISTICS.add(copies=1, bytes_to_host=nbytes)
+        self._parts.append((group, commands, results))
 
     @property
     def is_whole(self) -> bool:
@@ -451,7 +451,7 @@ class Submission:
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
         every = [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
         self._download_cached(every)
-        return every
+        return [one for one in every if len(one.rows)]
 
     def _left(self, group: Group, rows: Integers) -> list[Left]:
         found = []
@@ -466,7 +466,7 @@ class Submission:
         return found
 
     def _download_cached(self, left: Sequence[Left]) -> None:
-        """Copy encoded chunks of a cache to the host, which decodes them."""
+        """Copy encoded chunks of a cache to the host; those for which memory is short fail."""
         for one in left:
             rows = np.flatnonzero(one.piece.state[one.rows] == CACHED_ENCODED)
             if not len(rows):
@@ -476,9 +476,28 @@ class Submission:
             for number, address, nbytes in zip(
                 numbers.tolist(), spans.address.tolist(), spans.nbytes.tolist()
             ):
+                at = int(np.searchsorted(one.rows, number))
+                value = self._downloaded(address, nbytes)
+                if value is None:
+                    one.piece.fail(number, too_large(group.chain, self._device.name))
+                    one.rows = np.delete(one.rows, at)
+                    del one.values[at]
+                else:
+                    one.values[at] = value
+
+    def _downloaded(self, address: int, nbytes: int) -> bytes | None:
+        """Copy bytes of a cache to the host; None if memory is short and nobody has any to give."""
+        is_relieved = False
+        while True:
+            try:
                 value = self.buffer.downloaded(address, nbytes)
-                one.values[int(np.searchsorted(one.rows, number))] = value
+            except MemoryError:
+                if not self._relieve() and is_relieved:
+                    return None
+                is_relieved = True
+            else:
                 STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
+                return value
 
     def _fetch_direct(self) -> None:
         """Copy bytes that only the device has to the host, and compare their checksums.

@@ -527,6 +527,25 @@ def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain):
         del there, part, same
 
 
+@each("kind", ["once", "from then on"])
+def test_a_download_that_lacks_memory_is_repeated_or_an_error_by_key(tmp_path, kind):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, content="encoded")
+        counted(device, there)
+        device.faults.statuses = {(device.counts["decompress"], 0): 12}
+        first = device.counts["download"] + 1  # Behind that of the results.
+        more = range(first, first + (1 if kind == "once" else 1000))
+        device.faults.lacking = {("download", number) for number in more}
+        if kind == "once":
+            assert np.array_equal(counted(device, there)[0], host.read().result())
+        else:
+            with pytest.raises(gpustore.LimitError, match=r"a/c/0/0.*does not fit in the free"):
+                there.read().result()
+        device.faults.lacking = set()
+        assert np.array_equal(counted(device, there)[0], host.read().result())
+        del there
+
+
 def test_chunks_that_the_host_decodes_are_kept_decoded(tmp_path):
     with emulated(decodes=()) as device:
         host, there = opened(tmp_path, device, "gzip", content="encoded")

@@ -264,6 +264,21 @@ def test_little_memory_splits_it(setting, name, room):
     assert [found[i] for i in (0, 1, 3, 4, 6)] == [chunk(i) for i in (0, 1, 3, 4, 6)]
 
 
+@pytest.mark.parametrize("operation", ["upload", "fill", "launch", "decompress", "download"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_operations_that_lack_memory_are_asked_for_again(setting, operation, number):
+    chunks = [chunk(i) for i in range(4)]
+    submission = setting.submission("zstd", [chain_of("zstd").encode(one) for one in chunks])
+    first = setting.device.counts[operation]
+    setting.device.faults.lacking = {(operation, first + i) for i in range(number + 1)}
+    left, counts = counted(lambda: complete(submission))
+    assert left == {}
+    assert "retries" not in {name for name, count in counts.items() if count}
+    assert counts["chunks_decoded_device"] == 4
+    assert setting.relieved == number + 1
+    assert setting.found(4) == chunks
+
+
 def test_chunks_that_do_not_fit_one_by_one_are_an_error_each(setting):
     values = [chain_of("zstd").encode(chunk(i)) for i in range(3)]
     submission = setting.submission("zstd", values)
