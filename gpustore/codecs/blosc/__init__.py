@@ -58,14 +58,13 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues
 from gpustore.codecs.blosc import snappy
-from gpustore.codecs.blosc.block import streams_of
+from gpustore.codecs.blosc.block import MAX_BLOCKSIZE, blocksize_of, streams_of
 from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames, read_blosc
 from gpustore.codecs.blosc.encode import BloscFrames
 from gpustore.codecs.blosc.frame import (
     CODES,
     HEADER_NBYTES,
     BloscHeader,
-    blocksize_of,
     invalid,
     read_header,
     recode,
@@ -96,7 +95,6 @@ _SNAPPY: Final = CODES.index("snappy")
 _LZ4: Final = CODES.index("lz4")
 
 _MAX_NBYTES: Final = 2**31 - 1 - 16
-_MAX_BLOCKSIZE: Final = (2**31 - 1 - 4 * 255) // 3
 _MAX_TYPESIZE: Final = 255
 
 # Below this a new bytes object that is then copied costs less than numcodecs' checks of `out`.
@@ -216,9 +214,8 @@ class _Blosc(BytesCodec):
             return f"blosc: the host encodes levels above {highest} with {self.cname}"
         if decoded_nbytes > _MAX_NBYTES:
             return f"blosc: a chunk of {decoded_nbytes} bytes is too long for a frame"
-        code = CODES.index(self.cname)
         block_nbytes = blocksize_of(
-            code, self.clevel, self.typesize, decoded_nbytes, self.blocksize
+            self.cname, self.clevel, self.typesize, decoded_nbytes, self.blocksize
         )
         return cannot_compress(device, DEVICE_CODECS[self.cname], block_nbytes)
 
@@ -363,7 +360,7 @@ def _prepare_v2(options: Options, itemsize: int | None) -> _Blosc:
     shuffle = options["shuffle"]
     if shuffle < 0:
         shuffle = 2 if typesize == 1 else 1
-    blocksize = min(options["blocksize"], _MAX_BLOCKSIZE)
+    blocksize = min(options["blocksize"], MAX_BLOCKSIZE)
     return _Blosc(options["cname"], options["clevel"], shuffle, typesize, blocksize)
 
 
@@ -378,7 +375,7 @@ CODEC = Codec(
             Option(name="clevel", convert=_CLEVEL, default=5),
             Option(name="shuffle", convert=choice(*_SHUFFLE_WORDS), default=ABSENT),
             Option(name="typesize", convert=_TYPESIZE, default=ABSENT, stored_default=ABSENT),
-            Option(name="blocksize", convert=integer(0, _MAX_BLOCKSIZE), default=0),
+            Option(name="blocksize", convert=integer(0, MAX_BLOCKSIZE), default=0),
         ),
         check_stored=_check_v3,
         complete=_complete_v3,

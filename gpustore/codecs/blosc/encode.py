@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gpustore.codec_chain.device_pieces import Pieces, big_endian
 from gpustore.codec_chain.device_streams import aligned, destinations
 from gpustore.codecs._deflate_columns import ZLIB_CHECKSUM_NBYTES, ZLIB_HEADER
+from gpustore.codecs.blosc.block import blocksize_of, is_split
 from gpustore.codecs.blosc.device import DEVICE_CODECS
 from gpustore.codecs.blosc.frame import (
     BIT_SHUFFLE,
@@ -29,8 +30,6 @@ from gpustore.codecs.blosc.frame import (
     MIN_NBYTES,
     NOT_SPLIT,
     VERSION,
-    blocksize_of,
-    is_split,
 )
 from gpustore.device.encoding_list import ALIGNMENT, Compressed, Digests, EncodingList, Integers
 from gpustore.device.kernels.block import (
@@ -67,10 +66,10 @@ class BloscFrames:
         self._count = len(commands)
         nbytes = self._nbytes = int(commands.values.nbytes[0])
         self._typesize = typesize
-        self._code = CODES.index("lz4" if cname == "lz4hc" else cname)
-        size = self._blocksize = blocksize_of(self._code, clevel, typesize, nbytes, blocksize)
-        splits = is_split(self._code, typesize, size)
-        self._flags = (0, BYTE_SHUFFLE, BIT_SHUFFLE)[shuffle] | self._code << 5
+        code = CODES.index(cname)
+        size = self._blocksize = blocksize_of(cname, clevel, typesize, nbytes, blocksize)
+        splits = is_split(cname, typesize, size)
+        self._flags = (0, BYTE_SHUFFLE, BIT_SHUFFLE)[shuffle] | code << 5
         self._flags |= 0 if splits else NOT_SPLIT
         begin = np.arange(0, nbytes, size)
         self._blocks: Integers = np.minimum(size, nbytes - begin)

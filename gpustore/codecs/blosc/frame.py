@@ -38,14 +38,6 @@ MAX_SPLITS: Final = 16
 MIN_STREAM_NBYTES: Final = 128
 _MAX_CBYTES: Final = 2**31 - 1
 
-_MIN_BLOCKSIZE: Final = 128
-_MAX_BLOCKSIZE: Final = (2**31 - 1 - 4 * 255) // 3
-_MAX_CLEVEL: Final = 9
-_L1_NBYTES: Final = 32 << 10
-_BLOCK_QUARTERS: Final = (1, 2, 4, 8, 16, 16, 32, 32, 32, 32)
-# Of blocks that are split: most bytes of a stream before the limits of the whole, and these.
-_MAX_SPLIT, _LEAST_SPLIT, _MOST_SPLIT = 256 << 10, 64 << 10, 1 << 20
-
 HEADER_NBYTES: Final = _HEADER.size
 MIN_NBYTES: Final = 128
 """Fewer bytes are stored without compression and shuffle."""
@@ -107,43 +99,6 @@ def read_header(encoded: Buffer) -> BloscHeader:
     elif -(-nbytes // blocksize) > (cbytes - _HEADER.size) // 4:
         raise invalid(f"blocks of {blocksize} bytes leave no room for {nbytes} bytes")
     return header
-
-
-def blocksize_of(code: int, clevel: int, typesize: int, nbytes: int, wanted: int) -> int:
-    """Return the size of the blocks into which Blosc divides `nbytes` bytes.
-
-    Parameters
-    ----------
-    code : int
-        Position of the compressor in :data:`CODES`.
-    clevel : int
-        Level, 0 to 9.
-    typesize, nbytes : int
-        Bytes of an element and of the chunk.
-    wanted : int
-        Size that the codec asks for; 0 for none.
-
-    Source: ``compute_blocksize`` in ``blosc.c``; levels of ``lz4hc`` are not considered.
-    """
-    if nbytes < typesize:
-        return 1
-    size = nbytes
-    if wanted:
-        size = min(max(wanted, _MIN_BLOCKSIZE), _MAX_BLOCKSIZE)
-    elif nbytes >= _L1_NBYTES:
-        is_high_ratio = CODES[code] in ("zlib", "zstd")
-        size = _L1_NBYTES * _BLOCK_QUARTERS[clevel] // 4 << is_high_ratio
-        size <<= is_high_ratio and clevel == _MAX_CLEVEL
-    if clevel and is_split(code, typesize, size):
-        size = min(max(min(size, _MAX_SPLIT) * typesize, _LEAST_SPLIT), _MOST_SPLIT)
-    size = min(size, nbytes)
-    return size // typesize * typesize if size > typesize else size
-
-
-def is_split(code: int, typesize: int, blocksize: int) -> bool:
-    """Return whether Blosc cuts a block into one stream for each byte of an element."""
-    is_long = blocksize // typesize >= MIN_STREAM_NBYTES
-    return CODES[code] != "zstd" and typesize <= MAX_SPLITS and is_long
 
 
 def invalid(reason: str) -> CorruptChunkError:

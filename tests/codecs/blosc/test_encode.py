@@ -5,11 +5,8 @@ import numpy as np
 import pytest
 import tensorstore
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gpustore
-from gpustore.codecs.blosc.frame import CODES, blocksize_of, is_split
 from tests.backends.device.test_encoding import put
 from tests.kernels.execution import needs_compiler
 from tests.matrix import each
@@ -28,22 +25,6 @@ def contents(kind, nbytes, seed=0):
     if kind == "smooth":
         return np.cumsum(rng.integers(0, 3, nbytes), dtype=np.uint8) | 1
     return np.where(np.arange(nbytes) % 8 < 4, 1, rng.integers(0, 256, nbytes)).astype(np.uint8)
-
-
-@given(
-    st.sampled_from([name for name in CODES if name != "snappy"]),
-    st.integers(0, 9),
-    st.sampled_from([1, 2, 3, 4, 8, 12, 16, 17, 255]),
-    st.one_of(st.integers(1, 3000), st.integers(1, 2**22)),
-    st.sampled_from([0, 1, 128, 1000, 70_000]),
-)
-def test_blocks_have_the_size_that_c_blosc_chooses(cname, clevel, typesize, nbytes, wanted):
-    code = CODES.index(cname)
-    data = np.zeros(nbytes, np.uint8)
-    frame = numcodecs.blosc.compress(data, cname.encode(), clevel, 1, wanted, typesize)
-    blocksize = blocksize_of(code, clevel, typesize, nbytes, wanted)
-    assert int.from_bytes(frame[8:12], "little") == blocksize
-    assert bool(frame[2] & 0x10) != is_split(code, typesize, blocksize)
 
 
 @each("cname", CNAMES)
