@@ -54,7 +54,7 @@ class Waiting:
     Attributes
     ----------
     reads : deque
-        Weak references to their Futures; for those that were forced the reads themselves.
+        Weak references to their Futures; for those that were forced pairs of read and Future.
     called : int or None
         Epoch of the process in which a worker was called that has not come yet.
     """

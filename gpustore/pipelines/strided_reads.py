@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,7 +68,7 @@ class StridedRead:
         Begins the read anew, with a plan in Python.
     """
 
-    __slots__ = ("_forced", "again", "array", "maps", "memory", "result", "transform")
+    __slots__ = ("again", "array", "maps", "memory", "result", "transform")
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class StridedRead:
         self.memory = memory
         self.result = result
         self.again = again
-        self._forced: list[Future[Any]] = []
 
     def ask(self) -> Future[Any]:
         """Return the Future of the read, which waits in the queue of its array."""
@@ -103,25 +103,14 @@ class StridedRead:
 
     def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
         """Let a worker do the read, whose Future nobody else may claim now."""
-        # The queue may have an entry of the read: whoever takes one of them takes the Future.
-        self._forced.append(future)
-        self.array.waiting.reads.append(self)
+        self.array.waiting.reads.append((self, future))
         _call_worker(self.array)
-
-    def taken(self) -> list[Asked]:
-        """Take the Future that was forced, if nobody else has."""
-        try:
-            return [(self, self._forced.pop())]
-        except IndexError:
-            return []
 
     def _now(self) -> Any:
         """Read on this thread, together with all that wait; return the result or its Future."""
-        others = _take(self.array)
-        if others:
-            mine = new(epoch())
-            _begin(self.array, [(self, mine), *others])
-            return mine
+        together = _begin_waiting(self.array, self)
+        if together is not None:
+            return together
         if self.maps.rows > SMALL_ROWS or self.maps.rows * self.array.chain.decode_s > SMALL_S:
             return self._begin_alone()
         array = self.array
@@ -201,29 +190,41 @@ def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bo
     elif chunks == sum([one.maps.rows for one in items]) and chunks * _row_s(array) > LONG_S:
         return False
 
+    rest = deque(reads)
+
     def finish() -> None:
         counts, left = request.end()
         count(counts)
         if not of_batch:
             shared.divide([future._statistics for future in futures])
-        for (one, future), is_left in zip(reads, left):
-            if is_left:
-                _follow(future, partial(one.again, one))
-            else:
-                future._finish(one.result, None)
+        for is_left in left:
+            one, future = rest[0]
+            try:
+                rest.popleft()
+                if is_left:
+                    _follow(future, partial(one.again, one))
+                else:
+                    future._finish(one.result, None)
+            except BaseException:  # Ctrl-C: the read may have begun anew, it must not do so twice.
+                future.cancel()
+                raise
 
-    def repeat(done: Future[None]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            for one, future in reads:
+    def repeat() -> None:
+        """Begin the reads that the pass did not finish; nothing fills their arrays any more."""
+        try:
+            for one, future in rest:
                 one.alone(future)
+        except BaseException:  # Ctrl-C: nobody else would finish them.
+            _cancel(rest)
+            raise
 
     work = partial(_work, request, futures)
-    begin = partial(array.executor.run_all, [work] * threads, finish, helped=True)
+    run_all = array.executor.run_all
+    begin = partial(run_all, [work] * threads, finish, helped=True, ended=repeat)
     group = attributed(shared, begin)
     # A thread that asks for one of them may do a part of the work.
     for future in futures:
         future._help = group._help
-    group.add_done_callback(repeat)
     return True
 
 
@@ -254,8 +255,8 @@ def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
 
 
 def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
-    """Begin the operation that `future` is the Future of."""
-    if future.cancelled():
+    """Begin the operation that `future` is the Future of, unless it is done or cancelled."""
+    if future._done:
         return
     try:
         begun = attributed(future._statistics, begin)
@@ -265,39 +266,69 @@ def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
         future._follow(begun)
 
 
-def _begin(array: ChunkedArray, reads: Sequence[Asked]) -> None:
-    """Begin reads that were taken, together if that is faster; their Futures get any error."""
+def _begin_waiting(array: ChunkedArray, asked: StridedRead | None = None) -> Future[Any] | None:
+    """Take all reads that wait and begin them, together if that is faster.
+
+    Parameters
+    ----------
+    asked : StridedRead, optional
+        Read that is begun with them, if any wait.
+
+    Returns
+    -------
+    Future or None
+        Future of `asked`, if it is begun. The Futures of the others get any error.
+    """
+    mine = None
+    entries: list[Any] = []
+    reads: list[Asked] = []
     try:
+        _take(array, entries, reads)
+        if reads and asked is not None:
+            mine = new(epoch())
+            reads.insert(0, (asked, mine))
         if len(reads) > 1 and _begin_together(array, reads):
-            return
+            return mine
         for one, future in reads:
             one.alone(future)
     except Exception as error:
-        for _, future in reads:
+        for _, future in [*reads, *_forced(entries)]:
             future._finish(None, error)
     except BaseException:  # Ctrl-C: nobody else would finish them.
-        for _, future in reads:
-            future.cancel()
+        _cancel([*reads, *_forced(entries)])
         raise
+    return mine
 
 
-def _take(array: ChunkedArray) -> list[Asked]:
-    """Take all reads that wait and are still wanted."""
-    waiting = array.waiting.reads
-    found: list[Asked] = []
-    while True:
-        try:
-            entry = waiting.popleft()
-        except IndexError:  # Other threads take reads as well.
-            return found
-        if isinstance(entry, StridedRead):
-            found += entry.taken()
+def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
+    """Take all entries of the queue, and claim the reads that are still wanted.
+
+    Both lists belong to the caller: whenever Ctrl-C comes, they have all that was taken.
+    """
+    try:
+        # One call of C, so that no signal handler runs between the queue and the list.
+        entries.extend(iter(array.waiting.reads.popleft, None))
+    except IndexError:  # The queue is empty; other threads take reads as well.
+        pass
+    reads += _forced(entries)
+    for entry in entries:
+        future = None if isinstance(entry, tuple) else entry()
+        if future is None or (waits := future._deferred) is None:
             continue
-        future = entry()
-        claimed = None if future is None else future._claim()
-        if future is not None and claimed is not None:
+        reads.append((waits[1], future))
+        if future._claim() is None:
+            reads.pop()
+        else:
             future._epoch = epoch()
-            found.append((claimed[1], future))
+
+
+def _forced(entries: Sequence[Any]) -> list[Asked]:
+    return [entry for entry in entries if isinstance(entry, tuple)]
+
+
+def _cancel(reads: Iterable[Asked]) -> None:
+    for _, future in reads:
+        future.cancel()
 
 
 def _call_worker(array: ChunkedArray) -> None:
@@ -322,4 +353,4 @@ def _gather(array: ChunkedArray) -> None:
         if len(waiting.reads) == count:
             break
     waiting.called = None
-    _begin(array, _take(array))
+    _begin_waiting(array)

@@ -366,10 +366,12 @@ class _Group(Generic[T]):
         then, self._then = self._then, None
         ended, self._ended = self._ended, None
         error, self._error = self._error, None
-        if error is None:
-            self.future._run(then)
-        if ended is not None:
-            ended()
+        try:
+            if error is None:
+                self.future._run(then)
+        finally:  # Ctrl-C may end `then` on a thread that helps.
+            if ended is not None:
+                ended()
         if error is None:
             return
         if isinstance(error, CancelledError):

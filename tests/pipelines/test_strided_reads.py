@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import itertools
+import sys
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from gpustore.backends.native import library
 from gpustore.backends.native.request import Request
 from gpustore.errors import CorruptChunkError
 from gpustore.pipelines import strided_reads
-from gpustore.runtime.future import CancelledError
+from gpustore.runtime.future import CancelledError, Future
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,
@@ -297,6 +300,93 @@ def test_an_error_before_the_pass_begins_is_that_of_all(error, array, monkeypatc
     for future in futures[1:]:
         with pytest.raises(expected):
             future.result()
+
+
+def test_after_ctrl_c_reads_are_repeated_once_no_thread_works_on_them(
+    tmp_path, passes, monkeypatch
+):
+    created(tmp_path, [64, 64], [16, 16], "uint16", [LITTLE, ZLIB])[...] = MODEL
+    array = open_at(tmp_path, {}, data_copy_concurrency={"limit": 2})
+    read, this_thread = Request.read, threading.get_ident()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def interrupted(request, wanted):
+        if threading.get_ident() == this_thread:
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+        begun.set()
+        assert go_on.wait(60)
+        return read(request, wanted)
+
+    monkeypatch.setattr(Request, "read", interrupted)
+    monkeypatch.setattr(strided_reads, "SPLIT_S", 1e-9)
+    with busy(array):
+        futures = [array[i, :3].read() for i in range(3)]
+        with pytest.raises(KeyboardInterrupt):
+            futures[0].result()
+        assert passes == [3]
+        monkeypatch.setattr(Request, "read", read)
+        go_on.set()
+        assert [one.result().tolist() for one in futures[1:]] == MODEL[1:3, :3].tolist()
+    assert futures[0].cancelled()
+    assert passes == [3, 1, 1]
+
+
+def test_after_ctrl_c_reads_that_are_done_are_not_repeated(array, passes):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with busy(array):
+        futures = [array[i, :3].read() for i in range(4)]
+        futures[1].add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            futures[0].result()
+    assert [one.result().tolist() for one in futures] == MODEL[:4, :3].tolist()
+    assert sorted(passes) == [1, 1, 4]
+
+
+@contextlib.contextmanager
+def interrupted_at(line):
+    """Ctrl-C at the n-th line of the module, or end of a claim by it, that this thread runs."""
+    before, file = sys.gettrace(), strided_reads.__file__
+    count = itertools.count(1)
+
+    def of_function(frame, event, _):
+        if frame.f_code is Future._claim.__code__ and frame.f_back.f_code.co_filename == file:
+            return partial(interrupt_at, "return")
+        return partial(interrupt_at, "line") if frame.f_code.co_filename == file else None
+
+    def interrupt_at(expected, frame, event, _):
+        if event == expected and next(count) == line:
+            raise KeyboardInterrupt
+        return partial(interrupt_at, expected)
+
+    sys.settrace(of_function)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_ctrl_c_at_any_line_leaves_no_read_unfinished(array):
+    for line in itertools.count(1):
+        with busy(array):
+            futures = [array[i, :3].read() for i in range(4)]
+            futures[2].force()
+            try:
+                with interrupted_at(line):
+                    futures[0].result()
+                interrupted = False
+            except KeyboardInterrupt:
+                interrupted = True
+        for i, future in enumerate(futures):
+            try:
+                assert future.result(timeout=20).tolist() == MODEL[i, :3].tolist()
+            except CancelledError:
+                assert interrupted
+        if not interrupted:
+            break
+    assert line > 50
 
 
 def test_a_read_into_an_array_of_the_caller_waits_with_others(array):

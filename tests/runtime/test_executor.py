@@ -246,6 +246,18 @@ def test_ctrl_c_while_helping_cancels_and_is_raised(busy):
     assert not done
 
 
+def test_ctrl_c_in_the_last_step_of_a_helper_ends_the_group(busy):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    ended = threading.Event()
+    future = busy.run_all([lambda: None], interrupted, helped=True, ended=ended.set)
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert ended.is_set()
+    assert future.cancelled()
+
+
 def test_run_all_cancel_stops_an_endless_sequence():
     class Endless(Sequence):
         def __len__(self):
