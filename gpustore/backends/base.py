@@ -264,8 +264,14 @@ class Sink(Protocol):
             Constants with which the native core decodes values for host memory.
         """
 
-    def staging_part(self, chain: CodecChain, rows: int) -> StagingPart | None:
-        """Make the part of one task, as :meth:`part`; None if the native core must not fill it."""
+    def staging_parts(
+        self, chain: CodecChain, file_system: Callable[[], int | None]
+    ) -> Callable[[int], StagingPart] | None:
+        """Return what makes the part of one task, as :meth:`part`, from its number of values.
+
+        None if the native core must not fill the parts with values of files of the file system
+        whose number `file_system` returns, None if it is not known.
+        """
 
     def run(
         self,

@@ -107,6 +107,14 @@ class KeyDirectory:
         self.prefix = prefix
         self.generation = generation
 
+    def file_system(self) -> int | None:
+        """Return the number of the file system, ``st_dev``; None if there is no such directory."""
+        path = self.prefix[: self.prefix.rfind(b"/") + 1] or b"."
+        try:
+            return os.stat(path, dir_fd=self.descriptor).st_dev
+        except OSError:
+            return None
+
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)

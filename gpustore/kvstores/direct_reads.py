@@ -10,6 +10,9 @@ from gpustore.errors import GpustoreError
 if TYPE_CHECKING:
     import os
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 class DirectReads(Protocol):
     """Reads of parts of files into memory that the host does not see, that of a device.
@@ -17,6 +20,24 @@ class DirectReads(Protocol):
     A kvstore that opens files begins such reads for the arena of a request
     (:attr:`gpustore.kvstores.arena.Arena.direct`), under its own rules about links and conditions.
     """
+
+    def may_read(self, file_system: Callable[[], int | None]) -> bool:
+        """Return whether :meth:`begin` may succeed for files of a file system, as far as is known.
+
+        Parameters
+        ----------
+        file_system : callable
+            Returns the number of the file system, ``st_dev``; None if that is not known.
+        """
+
+    def count_others(self, nbytes: NDArray[np.int64], file_nbytes: NDArray[np.uint64]) -> None:
+        """Count values that were read elsewhere, because :meth:`may_read` is false.
+
+        Parameters
+        ----------
+        nbytes, file_nbytes : int array, one entry a value
+            Bytes of each value, and of its file.
+        """
 
     def begin(
         self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int

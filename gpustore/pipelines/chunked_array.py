@@ -198,6 +198,10 @@ class ChunkedArray:
         assert directory is not None
         return directory
 
+    def file_system(self) -> int | None:
+        """Return the number of the file system of that directory; None if it does not exist."""
+        return self.key_directory().file_system()
+
     @property
     def native_values(self) -> NativeArray | None:
         """Constants for decoding values in memory by the native core; None if Python decodes."""

@@ -115,9 +115,11 @@ def fetch(
     if rows.byte_start is None or rows.byte_stop is None:
         bound = array.chain.encoded_bound
         nbytes = array.chain.layout.nbytes
-        plain = not generations and arena.direct is None
-        if plain and len(rows) * nbytes <= STAGED_NBYTES and array.native_files is not None:
-            return _fetch_files(array, array.native_files, rows, arena, seen)
+        plain = not generations and len(rows) * nbytes <= STAGED_NBYTES
+        files = array.native_files if plain else None
+        direct = arena.direct
+        if files is not None and (direct is None or not direct.may_read(array.file_system)):
+            return _fetch_files(array, files, rows, arena, seen)
         columns = _read(array, rows.keys, None, None, generations, arena, nbytes, bound)
         if seen is not None:
             seen.update(zip(rows.keys, columns.generation))
@@ -173,6 +175,9 @@ def _fetch_files(
         elif status != MISSING:
             left.append(row)
     STATISTICS.add(key_reads=reads, bytes_fetched=nbytes_fetched, bytes_decoded=present * nbytes)
+    if arena.direct is not None:
+        done = np.frombuffer(fetched.status, np.uint8) == DONE
+        arena.direct.count_others(fetched.nbytes[done], fetched.generation[done, 3])
     if seen is not None:
         for row, four in enumerate(fetched.generation.tolist()):
             status = fetched.status[row]

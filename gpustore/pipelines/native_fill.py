@@ -16,7 +16,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import FilesOfTable, Sink
+from gpustore.backends.base import FilesOfTable, Sink, StagingPart
 from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.kvstores.base import KeyDirectory
@@ -39,14 +39,17 @@ def fill_tasks(
 ) -> list[Callable[[], None]] | None:
     """Make the tasks that fill `sink` with the chunks of a plan; None if Python fetches them."""
     rows = len(plan)
-    native = None if sink.staging_part(array.chain, rows) is None else array.native_staging
+    native = array.native_staging
     if native is None or not rows:
+        return None
+    parts = sink.staging_parts(array.chain, array.file_system)
+    if parts is None:
         return None
     reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
     if reads_ranges and isinstance(plan, CopyPlan) and plan.block.partial:
         return None
     threads = array.fewer_parts(min(array.executor.limit, rows), rows)
-    filling = NativeFill(array, native, plan, sink, threads, by_element=by_element)
+    filling = NativeFill(array, native, plan, sink, parts, threads, by_element=by_element)
     return [filling.work] * threads
 
 
@@ -70,6 +73,8 @@ class NativeFill:
         Constants of the array for the core.
     plan : ChunkPlan or CopyPlan
     sink : Sink
+    parts : callable
+        Makes the part of one task (:meth:`gpustore.backends.base.Sink.staging_parts`).
     threads : int
         Number of threads that will call :meth:`work`.
     by_element : bool
@@ -82,6 +87,7 @@ class NativeFill:
         native: NativeArray,
         plan: ChunkPlan | CopyPlan,
         sink: Sink,
+        parts: Callable[[int], StagingPart],
         threads: int,
         *,
         by_element: bool,
@@ -90,6 +96,7 @@ class NativeFill:
         self._native = native
         self._plan = plan
         self._sink = sink
+        self._parts = parts
         self._by_element = by_element
         self._windows: _Windows
         if isinstance(plan, ChunkPlan):
@@ -111,9 +118,7 @@ class NativeFill:
     def work(self) -> None:
         """Fetch pieces until all are taken."""
         token = CancelToken.current()
-        part = self._sink.staging_part(self._array.chain, self._step)
-        assert part is not None
-        with part:
+        with self._parts(self._step) as part:
             while (piece := self._next()) is not None:
                 token.check()
                 files, lo, hi = piece

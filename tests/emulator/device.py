@@ -246,7 +246,7 @@ class EmulatedDevice:
         self._memory = Memory(total_nbytes)
         self.multiprocessors = multiprocessors
         self._file_alignment = file_alignment
-        self._direct_files = direct_files
+        self.direct_files = direct_files
         self.files = []
         self._file_reads = []
         if not decodes and shortcoming is None:
@@ -594,7 +594,7 @@ class EmulatedDevice:
         with self._asked("open_file"):
             if self.counts["open_file"] - 1 in self.faults.failed_opens:
                 raise OSError(24, "injected", str(path))
-            file = EmulatedFile(path, self._file_alignment, is_direct=self._direct_files)
+            file = EmulatedFile(path, self._file_alignment, is_direct=self.direct_files)
             self.files.append(file)
             return file
 

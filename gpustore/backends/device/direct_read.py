@@ -15,6 +15,9 @@ from types import MappingProxyType
 from typing import Final
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpustore.backends.device.open_files import Handle, OpenFiles
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.device.protocol import Device, FileRead
@@ -70,6 +73,12 @@ def pages_nbytes(count: int, nbytes: int) -> int:
     """
     reads = min(count, nbytes // LEAST_NBYTES["read"])
     return (reads + 1) * _PAGES_NBYTES if reads else 0
+
+
+def count_unavailable(nbytes: NDArray[np.int64], file_nbytes: NDArray[np.uint64]) -> None:
+    """Count reads that went through host memory and are long enough to go to the device."""
+    is_long = (nbytes >= LEAST_NBYTES["read"]) & (file_nbytes >= LEAST_NBYTES["file"])
+    STATISTICS.add(direct_unavailable=int(is_long.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,12 @@ class DirectReads:
         self._buffer = buffer
         self._reads: list[_Read] = []
         self.expected: list[Expected] = []
+
+    def may_read(self, file_system: Callable[[], int | None]) -> bool:
+        return self._files.may_be_direct(file_system)
+
+    def count_others(self, nbytes: NDArray[np.int64], file_nbytes: NDArray[np.uint64]) -> None:
+        count_unavailable(nbytes, file_nbytes)
 
     def begin(
         self, row: int, fd: int, status: os.stat_result, start: int, nbytes: int

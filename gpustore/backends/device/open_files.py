@@ -104,12 +104,14 @@ class OpenFiles:
         self._failures: Counter[int] = Counter()
         weakref.finalize(self, _close_at_exit, device, self._handles, self._pid)
 
-    @property
-    def may_be_direct(self) -> bool:
-        """Whether some file may be read straight into device memory, as far as it is known."""
+    def may_be_direct(self, file_system: Callable[[], int | None]) -> bool:
+        """Return whether files of a file system may be read straight into device memory.
+
+        That is so until it is known that they are not.
+        """
         if self.unsupported_reason is not None:
             return False
-        return bool(self._handles) or not self._indirect
+        return not self._indirect or file_system() not in self._indirect
 
     def take(self, fd: int, status: os.stat_result, end_reads: Callable[[], None]) -> Handle | None:
         """Return the handle of an open file, which the caller puts back.

@@ -39,14 +39,16 @@ class DeviceSink(Submissions):
         del blocks, native  # They place elements in host memory.
         return DevicePart(self, chain, rows)
 
-    def staging_part(self, chain: CodecChain, rows: int) -> DevicePart | None:
-        """Make the part of one task, which the native core fills; None if it should not.
+    def staging_parts(
+        self, chain: CodecChain, file_system: Callable[[], int | None]
+    ) -> Callable[[int], DevicePart] | None:
+        """Return what makes the part of one task, which the native core fills; None for none.
 
         Values that the host decodes, and those that may go straight to the device, are fetched in
         Python.
         """
-        part = DevicePart(self, chain, rows)
-        return part if part.is_staged else None
+        make = partial(DevicePart, self, chain)
+        return make if make(1).is_staged(file_system) else None
 
     def run(
         self,

@@ -6,7 +6,7 @@ decodes values if the host has to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -16,7 +16,11 @@ import numpy as np
 from gpustore.backends.base import FilesOfTable
 from gpustore.backends.device.cell_table import NO_ENTRY
 from gpustore.backends.device.chunk_cache import CachedChunks
-from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
+from gpustore.backends.device.direct_read import (
+    DirectReads,
+    count_unavailable,
+    direct_unsupported_reason,
+)
 from gpustore.backends.device.piece import (
     DECODED,
     ENCODED,
@@ -62,14 +66,15 @@ class DevicePart:
         nbytes = max(1, chain.layout.nbytes)
         self._rows = max(1, min(rows, sink.extent.piece_nbytes // nbytes, sink.extent.rows))
         reason = direct_unsupported_reason(needs_bytes=chain.needs_bytes, nbytes=nbytes)
-        self._reads_directly = not self._by_host and sink.files.may_be_direct and reason is None
+        self._reads_directly = not self._by_host and reason is None
         self._filled: Submission | None = None
         self._direct: DirectReads | None = None
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether encoded values go to the staging buffer and nowhere else."""
-        return not self._by_host and not self._reads_directly
+    def is_staged(self, file_system: Callable[[], int | None]) -> bool:
+        """Return whether encoded values of files go to the staging buffer and nowhere else."""
+        if self._by_host:
+            return False
+        return not self._reads_directly or not self._sink.files.may_be_direct(file_system)
 
     def __enter__(self) -> Self:
         return self
@@ -150,9 +155,12 @@ class DevicePart:
             submission = self._joined()
             buffer = submission.buffer
             is_empty = not buffer.used
-            fetched = fetch_files(
-                files.array, list(cells[:, rows]), buffer.memory, buffer.limit, files.directory
-            )
+            limit = buffer.begin_fill()
+            try:
+                columns = list(cells[:, rows])
+                fetched = fetch_files(files.array, columns, buffer.memory, limit, files.directory)
+            finally:
+                buffer.end_fill()
             status = np.frombuffer(fetched.status, np.uint8)
             done = status == DONE
             if self._chain.is_raw:  # Python says what is wrong.
@@ -162,6 +170,8 @@ class DevicePart:
             left += rows[~kept & ~again].tolist()
             reads, nbytes = fetched.counts.reads, fetched.counts.fetched
             decoded = int(done.sum()) * layout.nbytes
+            if self._reads_directly:
+                count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
             STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
             some = np.flatnonzero(kept)
             piece = Piece(

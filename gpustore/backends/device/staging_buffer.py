@@ -74,6 +74,7 @@ class StagingBuffer:
         "_allocation",
         "_device",
         "_end",
+        "_fills",
         "_is_settled",
         "_lock",
         "_origin",
@@ -88,7 +89,7 @@ class StagingBuffer:
     def __init__(self, device: Device, *, is_small: bool = False) -> None:
         self.is_small = is_small
         self.memory = SharedMemory(np.zeros(0, np.uint8), PART_ALIGNMENT)
-        self.nbytes = self.room = self._origin = self._end = 0
+        self.nbytes = self.room = self._origin = self._end = self._fills = 0
         self._device = device
         self._lock = threading.Lock()
         self._pinned: Pinned | None = None
@@ -137,7 +138,18 @@ class StagingBuffer:
 
     def reserve(self, nbytes: int) -> int | None:
         """Take bytes for a value and return their start; None if there are not enough."""
-        return self.memory.take(nbytes, self.limit)
+        with self._lock:  # Others may take bytes at the end.
+            return self.memory.take(nbytes, self.limit)
+
+    def begin_fill(self) -> int:
+        """Return :attr:`limit` for the native core; it stays until :meth:`end_fill`."""
+        with self._lock:
+            self._fills += 1
+            return self.limit
+
+    def end_fill(self) -> None:
+        with self._lock:
+            self._fills -= 1
 
     def reserve_table(self, nbytes: int) -> int | None:
         """Take bytes behind all values, of the room for tables too."""
@@ -236,11 +248,14 @@ class StagingBuffer:
         return start is not None and start >= self._end
 
     def reserve_end(self, nbytes: int, alignment: int) -> int | None:
-        """Take aligned bytes at the end and return their start; None if there are not enough."""
+        """Take aligned bytes at the end and return their start.
+
+        None if there are not enough, or the native core fills the buffer.
+        """
         with self._lock:
             address = (self.address(self._end) - nbytes) // alignment * alignment
             start = address - self.address(0)
-            if start < self.used + self.room:
+            if self._fills or start < self.used + self.room:
                 return None
             self._end = start
             return start

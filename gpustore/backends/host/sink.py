@@ -92,7 +92,7 @@ class HostSink:
             counts_fallbacks=self._counts_fallbacks,
         )
 
-    def staging_part(self, chain: CodecChain, rows: int) -> None:
+    def staging_parts(self, chain: CodecChain, file_system: Callable[[], int | None]) -> None:
         """Return None: values for host memory are fetched and decoded at once."""
 
     def run(

@@ -2,8 +2,10 @@
 
 import os
 import re
+import tempfile
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -369,6 +371,22 @@ def test_files_that_are_not_direct_are_opened_once_and_closed(tmp_path):
         found, counts = counted(lambda: same(device, opened(tmp_path, device), host))
         assert (found, counts) == (True, [0, 0, 0, 9])
         assert device.counts["open_file"] == device.counts["close_file"] == 1
+
+
+def test_one_file_system_without_direct_reads_leaves_the_others_theirs(tmp_path):
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs two file systems")
+    with tempfile.TemporaryDirectory(dir=shared) as name, emulated(direct_files=False) as device:
+        here, there = create(tmp_path, ARRAYS["raw"]), create(Path(name), ARRAYS["raw"])
+        for _ in range(2):
+            found, counts = counted(lambda: same(device, opened(tmp_path, device), here))
+            assert (found, counts) == (True, [0, 0, 0, 9])
+        device.direct_files = True
+        found, counts = counted(lambda: same(device, opened(name, device), there))
+        assert (found, counts) == (True, [9, 9 * 20 * 31 * 4, 0, 0])
+        found, counts = counted(lambda: same(device, opened(tmp_path, device), here))
+        assert (found, counts) == (True, [0, 0, 0, 9])
 
 
 def test_a_file_that_shrinks_meanwhile_is_named(tmp_path, device):

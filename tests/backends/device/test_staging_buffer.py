@@ -53,6 +53,18 @@ def test_values_leave_room_for_tables(buffer):
     assert buffer.room == 0
 
 
+def test_the_end_grows_only_while_the_native_core_fills_nothing(buffer):
+    buffer.resize(1000)
+    assert buffer.begin_fill() == buffer.begin_fill() == 1000
+    assert buffer.reserve_end(100, 1) is None
+    buffer.end_fill()
+    assert buffer.reserve_end(100, 1) is None
+    buffer.end_fill()
+    assert buffer.reserve_end(100, 1) == 900
+    assert buffer.begin_fill() == 900
+    buffer.end_fill()
+
+
 def test_what_is_in_the_buffer_is_where_its_copy_will_be(device, buffer):
     buffer.resize(200)
     start = buffer.reserve(50)
