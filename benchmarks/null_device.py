@@ -145,9 +145,6 @@ class NullDevice:
     def wait(self, stream, event):
         self._count("wait")
 
-    def is_done(self, event):
-        return True
-
     def synchronize(self, event):
         self._count("synchronize")
 

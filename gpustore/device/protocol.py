@@ -417,9 +417,6 @@ class Device(Protocol):
     def wait(self, stream: Stream, event: Event) -> None:
         """Make operations queued on `stream` from now on run after `event`. Returns at once."""
 
-    def is_done(self, event: Event) -> bool:
-        """Whether `event` has passed. Returns at once."""
-
     def synchronize(self, event: Event) -> None:
         """Block the calling thread until `event` has passed.
 

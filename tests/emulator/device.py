@@ -73,8 +73,6 @@ class Faults:
         Calls of operations, by name and number, that fail with a MemoryError.
     before_wait : callable or None
         Called by each thread before it waits for an event: how long a device takes.
-    polls : int
-        How often ``is_done`` says no before anything happens: how slow streams are.
     """
 
     allocations: set = field(default_factory=set)
@@ -92,7 +90,6 @@ class Faults:
     failing: dict = field(default_factory=dict)
     lacking: set = field(default_factory=set)
     before_wait: object = None
-    polls: int = 1
 
 
 class EmulatedPinned:
@@ -367,14 +364,6 @@ class EmulatedDevice:
     def wait(self, stream, event):
         with self._asked("wait"):
             self._queue.wait(stream, event)
-
-    def is_done(self, event):
-        with self._asked("is_done"):
-            event.polls += 1
-            first = next((task for task in event.tasks if not task.done), None)
-            if first is not None and event.polls > self.faults.polls:
-                self._run(lambda: self._queue.finish(first))
-            return event.is_done
 
     def synchronize(self, event):
         if self.faults.before_wait is not None:

@@ -90,22 +90,11 @@ class EmulatedStream:
 
 
 class EmulatedEvent:
-    """The last task of a stream when it was recorded; what that stream waited for, if it had none.
-
-    Attributes
-    ----------
-    polls : int
-        How often somebody has asked whether it has passed.
-    """
+    """The last task of a stream when it was recorded, or what an empty stream waited for."""
 
     def __init__(self, stream):
         self.tasks = [stream.queue[-1]] if stream.queue else []
         self.tasks += stream.awaited
-        self.polls = 0
-
-    @property
-    def is_done(self):
-        return all(task.done for task in self.tasks)
 
 
 class Queue:

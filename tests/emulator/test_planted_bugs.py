@@ -421,16 +421,6 @@ def test_injected_faults_of_files(broken, tmp_path):
     broken.close()
 
 
-def test_injected_slowness(broken):
-    broken.faults.polls = 5
-    stream = broken.stream()
-    memory = broken.allocate(10, stream)
-    event = broken.record(stream)
-    assert [broken.is_done(event) for _ in range(7)] == [False] * 5 + [True] * 2
-    broken.free(memory, stream)
-    broken.close()
-
-
 def test_a_lost_device_says_so_from_then_on(broken):
     broken.faults.lost_at = 0
     bench = Bench(broken)

@@ -243,10 +243,6 @@ class CudaDevice:
         stream.wait_event(event)
 
     @_on_device
-    def is_done(self, event: Any) -> bool:
-        return bool(event.done)
-
-    @_on_device
     def synchronize(self, event: Any) -> None:
         event.synchronize()
 
