@@ -1,4 +1,4 @@
-"""Constants of an array whose whole chunks the native core can write, as the core takes them."""
+"""Constants of an array whose whole chunks the native core can encode, as the core takes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NativeEncoding:
 def native_encoding(
     array: NativeArray, chain: CodecChain, fill_value: Any, blank: Any
 ) -> NativeEncoding | None:
-    """Return the constants for writes of an array that the core reads; None if Python must write.
+    """Return the constants for encoding chunks of an array; None if Python encodes them.
 
     `fill_value` and `blank` are those of :class:`~gpustore.pipelines.chunked_array.ChunkedArray`.
     """
