@@ -284,7 +284,9 @@ def _begin_waiting(array: ChunkedArray, asked: StridedRead | None = None) -> Fut
     reads: list[Asked] = []
     try:
         _take(array, entries, reads)
-        if reads and asked is not None:
+        if not reads:
+            return None
+        if asked is not None:
             mine = new(epoch())
             reads.insert(0, (asked, mine))
         if len(reads) > 1 and _begin_together(array, reads):
@@ -310,9 +312,11 @@ def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
         entries.extend(iter(array.waiting.reads.popleft, None))
     except IndexError:  # The queue is empty; other threads take reads as well.
         pass
-    reads += _forced(entries)
     for entry in entries:
-        future = None if isinstance(entry, tuple) else entry()
+        if isinstance(entry, tuple):
+            reads.append(entry)
+            continue
+        future = entry()
         if future is None or (waits := future._deferred) is None:
             continue
         reads.append((waits[1], future))
