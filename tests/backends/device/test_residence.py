@@ -344,10 +344,13 @@ def test_a_device_full_of_chunks_has_room_for_reads_and_writes(tmp_path):
         assert np.array_equal(on_host(device, found), elements[:10])
         del found
         source = there[0].read().result()
+        for row in range(20):
+            on_host(device, there[row].read().result())
         there._driver.array.backend.buffers.free()
         stream = device.caller_stream()
         others = device.empty((device.memory().free_nbytes - (1 << 16),), np.uint8, "C", stream)
         before = cache.nbytes
+        assert before > 4 << 20
         there[3:5].write(source).result()
         assert cache.nbytes < before
         assert np.array_equal(host[3:5].read().result(), elements[[0, 0]])
