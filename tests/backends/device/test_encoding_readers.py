@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import tensorstore
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpustore
 from tests.backends.device.test_encoding import elements, put
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
+from tests.matrix import share
 from tests.on_device import emulated, on_host
 
 pytestmark = needs_compiler
@@ -139,6 +140,7 @@ def check(tmp_path, data, driver, metadata, device):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=share(60))
 @given(metadata=metadata_v3(), data=st.data())
 def test_all_read_zarr3(tmp_path_factory, order, metadata, data):
     with emulated(order, seed=1) as device:
@@ -146,6 +148,7 @@ def test_all_read_zarr3(tmp_path_factory, order, metadata, data):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=share(60))
 @given(metadata=metadata_v2(), data=st.data())
 def test_all_read_zarr2(tmp_path_factory, order, metadata, data):
     with emulated(order, seed=1) as device:
