@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,10 +146,8 @@ class Submissions:
         self._early.over()
         live, self._live = self._live, []
         for submission in live:
-            try:
+            with suppress(DeviceError):  # Of a lost device, whose first error is raised.
                 submission.give_up()
-            except DeviceError:
-                pass  # Of a lost device, whose first error is raised.
             self._idle.append(submission.buffer)
         self._open = None
         self._running.clear()

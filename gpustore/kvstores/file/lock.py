@@ -160,11 +160,12 @@ def _create_locked(directory: int, lock_name: str) -> int:
     except FileExistsError:
         return -1
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, WHOLE_FILE)
-        if _is_current(fd, directory, lock_name):
-            return fd
-    except OSError:
-        pass  # `_acquire` opens the file again, and tells what is wrong.
+        with contextlib.suppress(
+            OSError
+        ):  # `_acquire` opens the file again, and tells what is wrong.
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, WHOLE_FILE)
+            if _is_current(fd, directory, lock_name):
+                return fd
     except BaseException:
         os.close(fd)
         raise
