@@ -66,7 +66,8 @@ class ProvenEncoders:
                 try:
                     reason = self._failure(name)
                 except MemoryError:
-                    return known  # Nothing is known; the next question repeats the test.
+                    # Not proved, so the host encodes; the next question repeats the test.
+                    return replace(known, encodes_max_nbytes=0)
                 self._failed[name] = reason is not None
                 if reason is not None:
                     warnings.warn(

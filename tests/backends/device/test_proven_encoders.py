@@ -47,15 +47,15 @@ def test_a_status_is_told():
     device.close()
 
 
-def test_lack_of_memory_says_nothing():
+def test_an_encoder_is_not_used_where_memory_for_its_test_lacks():
     device = EmulatedDevice()
     encoders = ProvenEncoders(device)
     device.faults.pinned = {0}
-    assert encoders.codec("zstd") == codecs.CODECS["zstd"]
+    assert encoders.codec("zstd").encodes_max_nbytes == 0
     device.faults.allocations = {device.counts["allocations"]}
-    assert encoders.codec("zstd") == codecs.CODECS["zstd"]
+    assert encoders.codec("zstd").encodes_max_nbytes == 0
     assert device.counts["compress"] == 0
-    encoders.codec("zstd")
+    assert encoders.codec("zstd") == codecs.CODECS["zstd"]
     assert device.counts["compress"] == 1
     device.close()
 
