@@ -18,6 +18,7 @@ import numpy as np
 
 from gpustore.backends.device.foreign import ForeignArray, foreign_array
 from gpustore.codec_chain.base import ChunkBytes
+from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import DecoderState, MemoryInfo
 from gpustore.errors import UnsupportedError
@@ -188,6 +189,9 @@ class NullDevice:
 
     def decoders(self):
         return DecoderState("null library", tuple(codecs.CODECS), {}, None)
+
+    def own_kernel_failure(self, codec):
+        return None if codec in OWN_KERNELS else NO_KERNEL
 
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
         self._count("decompress_temp_nbytes")

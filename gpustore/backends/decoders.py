@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST, NO_NVCOMP
 from gpustore.codec_chain.base import BytesCodec
+from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import Decoders, DecoderState, DeviceCodec
 
 _ALIGNMENT = 16
@@ -44,6 +45,10 @@ class GpuDecoders:
         return DeviceCodec(
             name, _ALIGNMENT, _ALIGNMENT, _ALIGNMENT, decoded_max, encoded_max, detects
         )
+
+    def own_kernel_failure(self, codec: str) -> str | None:
+        """Return why no kernel of the package decodes these streams, None if one does."""
+        return None if codec in OWN_KERNELS else NO_KERNEL
 
 
 def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.device.command_list import CommandList, can_decompress, checks_bounds
+from gpustore.device.command_list import OWN_KERNELS, CommandList, can_decompress, checks_bounds
 from gpustore.device.encoded_columns import Integers, Mask
 from gpustore.device.guard import NO_ROW
 from gpustore.device.kernels.block import stream_launches
@@ -21,7 +21,9 @@ _PADDING: Final = 32
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
     """Return why a device decodes no streams of a codec, None if it decodes them."""
     if not can_decompress(device, codec):
-        return f"{codec}: {device.decoders().missing.get(codec, 'no library decodes it')}"
+        own = device.own_kernel_failure(codec) if codec in OWN_KERNELS else None
+        reasons = filter(None, (device.decoders().missing.get(codec), own))
+        return f"{codec}: {'; '.join(reasons) or 'no library decodes it'}"
     if distrust is not None and (distrust.of_all or not checks_bounds(device, codec)):
         return f"{codec}: {distrust.reason}"
     return None

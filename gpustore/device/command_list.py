@@ -47,7 +47,12 @@ SEGMENT_NBYTES = 64 << 10
 OWN_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
 """Codecs that the package decodes itself where the device's libraries do not."""
 
-Check = Callable[[NDArray[np.uint8]], Iterable[tuple[int, str]]]
+NO_KERNEL = "no kernel of the package decodes it"
+"""Reason for which all other codecs need a library."""
+
+_Failures = Iterable[tuple[int, str]]
+
+Check = Callable[[NDArray[np.uint8]], _Failures]
 """Function from the bytes of a :class:`Result` to rows that failed, with reasons."""
 
 _Step = Callable[[Stream, int, int], None]
@@ -55,7 +60,7 @@ _Step = Callable[[Stream, int, int], None]
 
 def can_decompress(device: Decoders, codec: str) -> bool:
     """Whether :meth:`CommandList.decompress` supports this codec on this device."""
-    return codec in OWN_KERNELS or device.codec(codec) is not None
+    return device.codec(codec) is not None or device.own_kernel_failure(codec) is None
 
 
 def checks_bounds(device: Decoders, codec: str) -> bool:
@@ -329,6 +334,19 @@ class CommandList:
         temp_nbytes = self._device.decompress_temp_nbytes(
             codec, count, int(sizes.max()), int(sizes.sum())
         )
+        self._call_library(self._device.decompress, codec, src, dst, table, result, temp_nbytes)
+
+    def _call_library(
+        self,
+        operation: Callable[[CodecBatch, Stream], None],
+        codec: str,
+        src: Spans,
+        dst: Spans,
+        table: Table,
+        result: Result,
+        temp_nbytes: int,
+    ) -> None:
+        """Record a call of the device's library for streams, with scratch memory of its own."""
         temp = self.scratch(temp_nbytes) if temp_nbytes else 0
 
         def step(stream: Stream, tables: int, results: int) -> None:
@@ -341,7 +359,7 @@ class CommandList:
                 temp=temp,
                 temp_nbytes=temp_nbytes,
             )
-            self._device.decompress(batch, stream)
+            operation(batch, stream)
 
         self._record(step)
 
@@ -367,16 +385,24 @@ class CommandList:
         if not count:
             return
         owners = self.rows if rows is None else rows
-        family, words, read = CHECKSUMS[name]
-
-        def check(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
-            return differing(name, read(found.view(np.uint32), src.nbytes), owners, expected)
-
-        # The kernels add to what is there: all bits set, as all results are before the steps.
-        result = self.result(4 * words * count, check)
-        if rows is None and words == 1:
+        result = self._launch_checksum(
+            name, src, lambda found: differing(name, found, owners, expected)
+        )
+        if rows is None and result.nbytes == 4 * count:
             self._verdicts.append(Verdict(result, owners, expected))
+
+    def _launch_checksum(
+        self, name: str, src: Spans, check: Callable[[NDArray[np.uint32]], _Failures]
+    ) -> Result:
+        """Record the computation of a checksum of each of `src`, which `check` gets afterwards."""
+        family, words, finished = CHECKSUMS[name]
+        # The kernels add to what is there: all bits set, as all results are before the steps.
+        result = self.result(
+            4 * words * len(src),
+            lambda found: check(finished(found.view(np.uint32), src.nbytes)),
+        )
         self._launch_segments(family, name, src, [result])
+        return result
 
     def check_bits(self, illegal: bytes) -> None:
         """Record a check that fails values with any of the bits of `illegal` set.

@@ -1,8 +1,9 @@
-"""Decoders of a device's library that have passed a self-test.
+"""Decoders of a device that have passed a self-test: its library, and the package's own kernels.
 
-A codec that fails is treated as absent: the package's own kernels decode it, or the host. The first
-question for a codec runs the test, and tells by a :class:`~gpustore.errors.DeviceWarning` what is
-missing or fails; ``explain`` and ``gpustore info`` tell it always.
+A codec of the library that fails is treated as absent: own kernels decode it, or the host. The
+first question for a codec runs the test, and tells by a :class:`~gpustore.errors.DeviceWarning`
+what is missing or fails; ``explain`` and ``gpustore info`` tell it always. A kernel takes its test
+at the first question for it, since it is compiled for that.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from gpustore.device.command_list import OWN_KERNELS
+from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import DecoderState, Device, DeviceCodec
-from gpustore.device.self_test import STREAMS, failures
+from gpustore.device.self_test import STREAMS, SelfTests, library_failure, own_kernel_failure
 from gpustore.errors import DeviceWarning
 
 
@@ -48,11 +49,32 @@ class ProvenDecoders:
         self._shortcoming = shortcoming
         self._lock = threading.Lock()
         self._state: DecoderState | None = None
+        self._own = SelfTests(
+            device,
+            "the package's own kernel fails its self-test ({codec}: {reason}); "
+            "the host decodes {codec}",
+        )
 
     def codec(self, name: str) -> DeviceCodec | None:
         """Return the abilities for streams of this kind, None if they are not decoded."""
         is_proved = name in self.state().codecs
         return self._engine.codec(name) if is_proved and self._engine is not None else None
+
+    def own_kernel_failure(self, codec: str) -> str | None:
+        """Return why no kernel of the package decodes these streams, None if one does.
+
+        Without memory for the test it counts as passed, and the next call repeats it.
+        """
+        if codec not in OWN_KERNELS:
+            return NO_KERNEL
+        try:
+            reason = self._own.failure(codec, self._own_failure)
+        except MemoryError:
+            return None
+        return None if reason is None else f"own kernels fail their self-test: {reason}"
+
+    def _own_failure(self, codec: str) -> str | None:
+        return own_kernel_failure(self._device, codec)
 
     def state(self) -> DecoderState:
         """Return what is known of the library after the self-test.
@@ -97,7 +119,8 @@ class ProvenDecoders:
         return DecoderState(engine.name, passed, missing, _told(shortcomings, missing))
 
     def _failures(self, codecs: Sequence[DeviceCodec]) -> dict[str, str]:
-        return failures(self._device, codecs)
+        found = {codec.name: library_failure(self._device, codec.name) for codec in codecs}
+        return {name: reason for name, reason in found.items() if reason is not None}
 
 
 def _told(shortcomings: list[str], missing: Iterable[str]) -> str | None:

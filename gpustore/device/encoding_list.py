@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device.checksum import CHECKSUMS
 from gpustore.device.command_list import SEGMENT_NBYTES, CommandList
-from gpustore.device.protocol import STATUSES, Argument, CodecBatch, Decoders, Spans, Stream
+from gpustore.device.protocol import STATUSES, Argument, CodecBatch, Decoders, Spans
 from gpustore.device.table import Result, Table
 
 Integers = NDArray[np.int64]
@@ -112,7 +111,6 @@ class EncodingList(CommandList):
         step_nbytes = -(-bound // ALIGNMENT) * ALIGNMENT
         starts = self.scratch(count * step_nbytes) + np.arange(count) * step_nbytes
         dst = Spans(starts.astype(np.uint64), np.full(count, bound, np.uint64))
-        temp = self.scratch(temp_nbytes) if temp_nbytes else 0
         made = Compressed(dst)
 
         def read(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
@@ -125,36 +123,18 @@ class EncodingList(CommandList):
 
         table = self.table(CodecBatch.columns(src, dst))
         result = self.result(12 * count, read)
-
-        def step(stream: Stream, tables: int, results: int) -> None:
-            batch = CodecBatch(
-                codec,
-                src,
-                dst,
-                table=tables + table.offset,
-                result=results + result.offset,
-                temp=temp,
-                temp_nbytes=temp_nbytes,
-            )
-            self._device.compress(batch, stream)
-
-        self._record(step)
+        self._call_library(self._device.compress, codec, src, dst, table, result, temp_nbytes)
         return made
 
     def digest(self, name: str, src: Spans) -> Digests:
         """Record the computation of a checksum of each of `src`, by its name in ``CHECKSUMS``."""
-        count = len(src)
-        family, words, finished = CHECKSUMS[name]
-        made = Digests(count)
+        made = Digests(len(src))
 
-        def read(found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
-            # A copy: the results lie in memory that is used again.
-            made.values = np.array(finished(found.view(np.uint32), src.nbytes))
+        def read(found: NDArray[np.uint32]) -> Iterator[tuple[int, str]]:
+            made.values = found.copy()  # The results lie in memory that is used again.
             return iter(())
 
-        # The kernels add to what is there: all bits set, as all results are before the steps.
-        result = self.result(4 * words * count, read)
-        self._launch_segments(family, name, src, [result])
+        self._launch_checksum(name, src, read)
         return made
 
     def match(self, pattern: bytes) -> Matches:

@@ -331,6 +331,9 @@ class Decoders(Protocol):
     def codec(self, name: str) -> DeviceCodec | None:
         """Return the device's abilities for streams of this kind, None if it has none."""
 
+    def own_kernel_failure(self, codec: str) -> str | None:
+        """Return why no kernel of the package decodes these streams there, None if one does."""
+
 
 class Device(Protocol):
     """Device with memory of its own. Many threads may use it at once, each with its own streams."""
@@ -467,6 +470,13 @@ class Device(Protocol):
 
         The first call of this or of :meth:`codec` decodes a small constant stream of each codec,
         waits for it, and warns if anything is missing or fails.
+        """
+
+    def own_kernel_failure(self, codec: str) -> str | None:
+        """Return why no kernel of the package decodes these streams, None if one does.
+
+        The first call for a codec that has a kernel decodes a small constant stream, waits for it,
+        and warns if it fails.
         """
 
     def decompress_temp_nbytes(

@@ -1,23 +1,26 @@
-"""Self-test of the decoders of a device: a constant stream of each codec, decoded once.
+"""Self-tests of a device: a constant stream of each codec, decoded or encoded once.
 
-A library may load and still not decode: it may be made for other GPUs or drivers. A wrong result
-would otherwise be seen in every read.
+A library may load and still not decode: it may be made for other GPUs or drivers, and so may a
+kernel be compiled. A wrong result would otherwise be seen in every read.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpustore.device.protocol import STATUSES, CodecBatch, Device, DeviceCodec, Spans, Stream
-from gpustore.errors import DeviceError
+from gpustore.device.command_list import OWN_KERNELS
+from gpustore.device.protocol import STATUSES, CodecBatch, Device, Spans, Stream
+from gpustore.errors import DeviceError, DeviceWarning
 
 PLAIN: Final = b"".join(b"%d squared is %d. " % (n, n * n) for n in range(24))
-"""Decoded bytes of each of :data:`STREAMS`."""
+"""Decoded bytes of all constant streams."""
 
 STREAMS: Final = {
     "lz4": b64decode(
@@ -48,77 +51,197 @@ STREAMS: Final = {
         "WNx8L35I9AF6J/oIpPjVK7uc6Ifn4h/GClG4sAEAAA=="
     ),
 }
-"""Stream of each codec, made by lz4, a Snappy encoder, libzstd and zlib."""
+"""Stream of each codec of a library, made by lz4, a Snappy encoder, libzstd and zlib."""
 
-_SRC, _DST, _NBYTES = 256, 768, 1280
-"""Places of stream and output behind table and results, and bytes of all of them together."""
+OWN_STREAMS: Final = {
+    "lz4": STREAMS["lz4"],
+    "blosclz": b64decode(
+        "MzAgc3F1YXJlZCBpcyAwLiAxIHNx4AAPAzEuIDLgAw8DNC4gM+ADDwM5LiA04AMPBDE2LiA14AMQBDI1"
+        "LiA24AMQBDM2LiA34AMQBDQ5LiA44AMQBDY0LiA54AMQBDgxLiAx4ASmBTEwMC4gMeAFqQQyMS4gMeAE"
+        "rAUxNDQuIDHgBK8FMTY5LiAx4AWyBDk2LiAx4AW0BDI1LiAx4AS2BTI1Ni4gMeAEuAUyODkuIDHgBLoF"
+        "MzI0LiAx4AS8BTM2MS4gMuAEvQU0MDAuIDLgBL0FNDQxLiAy4AS9BTQ4NC4gMuAEvQQ1MjkuIA=="
+    ),
+}
+"""Stream of each codec that has a kernel of the package, made by lz4 and blosclz."""
 
-_TABLE_NBYTES, _RESULT_NBYTES = 32, 12
+_SRC: Final = 64
+"""Place of the stream behind table and results."""
+
+_TABLE_NBYTES: Final = 32
+_ALIGNMENT: Final = 256
 
 
-def failures(device: Device, codecs: Sequence[DeviceCodec]) -> dict[str, str]:
-    """Decode the constant stream of each of `codecs`; return the reasons of those that fail.
+class Outcome(NamedTuple):
+    """Result of one stream that a device has decoded or encoded.
 
-    Waits for the device.
+    Attributes
+    ----------
+    nbytes, status : int
+        What the device says: bytes of the output, and status.
+    output : bytes
+        All bytes that there was room for.
+    """
+
+    nbytes: int
+    status: int
+    output: bytes
+
+    @property
+    def failure(self) -> str | None:
+        """Text of the status, None if it is success."""
+        if not self.status:
+            return None
+        return f"status {self.status} ({STATUSES.get(self.status, 'unknown')})"
+
+
+def outcome(
+    device: Device,
+    step: Callable[[CodecBatch, Stream], object],
+    codec: str,
+    stream: bytes,
+    room: int,
+    temp_nbytes: int,
+) -> Outcome:
+    """Have a step of a device decode or encode one stream, and wait for it.
+
+    Parameters
+    ----------
+    stream : bytes
+    room : int
+        Bytes of the output.
+    temp_nbytes : int
+        Bytes of scratch memory.
 
     Raises
     ------
     MemoryError
-        If there is not enough memory, which says nothing about the decoders.
+        If there is not enough memory, which says nothing about the step.
+    DeviceError
+        If an operation fails; nothing is left behind.
     """
-    found: dict[str, str] = {}
-    stream = device.stream()
-    for codec in codecs:
-        try:
-            reason = _failure(device, codec.name, stream)
-        except DeviceError as error:
-            reason = error.text
-        if reason is not None:
-            found[codec.name] = reason
-    return found
-
-
-def _failure(device: Device, codec: str, stream: Stream) -> str | None:
-    encoded, size = STREAMS[codec], len(PLAIN)
-    temp_nbytes = device.decompress_temp_nbytes(codec, 1, size, size)
-    pinned = device.allocate_pinned(2 * _NBYTES)
+    queue = device.stream()
+    dst = _SRC + _aligned(len(stream))
+    temp = dst + _aligned(room)
+    pinned = device.allocate_pinned(2 * temp)
     try:
-        memory = device.allocate(_NBYTES + temp_nbytes, stream)
+        memory = device.allocate(temp + temp_nbytes, queue)
         try:
             at = memory.address
             batch = CodecBatch(
                 codec,
-                Spans.contiguous(at + _SRC, [len(encoded)]),
-                Spans.contiguous(at + _DST, [size]),
+                Spans.contiguous(at + _SRC, [len(stream)]),
+                Spans.contiguous(at + dst, [room]),
                 table=at,
                 result=at + _TABLE_NBYTES,
-                temp=at + _NBYTES if temp_nbytes else 0,
+                temp=at + temp if temp_nbytes else 0,
                 temp_nbytes=temp_nbytes,
             )
             # All bits set: results that nobody has written are no success.
-            pinned.view[:_NBYTES] = b"\xff" * _NBYTES
+            pinned.view[:_SRC] = b"\xff" * _SRC
             pinned.view[:_TABLE_NBYTES] = CodecBatch.columns(batch.src, batch.dst).tobytes()
-            pinned.view[_SRC : _SRC + len(encoded)] = encoded
-            device.upload(pinned, 0, at, _NBYTES, stream)
-            device.decompress(batch, stream)
-            device.download(at, pinned, _NBYTES, _NBYTES, stream)
+            pinned.view[_SRC : _SRC + len(stream)] = stream
+            device.upload(pinned, 0, at, _SRC + len(stream), queue)
+            step(batch, queue)
+            device.download(at, pinned, temp, temp, queue)
+            device.synchronize(device.record(queue))
+        except BaseException:
+            with suppress(DeviceError):  # Nothing may still use what is freed.
+                device.synchronize(device.record(queue))
+            raise
         finally:
             with suppress(DeviceError):
-                device.synchronize(device.record(stream))
-                device.free(memory, stream)
-        return _difference(bytes(pinned.view[_NBYTES:]))
+                device.free(memory, queue)
+        found = bytes(pinned.view[temp:])
     finally:
         with suppress(DeviceError):
             device.free_pinned(pinned)
+    results = np.frombuffer(found[_TABLE_NBYTES : _TABLE_NBYTES + 12], np.uint8)
+    sizes, statuses = CodecBatch.results(results)
+    return Outcome(int(sizes[0]), int(statuses[0]), found[dst : dst + room])
 
 
-def _difference(found: bytes) -> str | None:
-    """Return what is wrong with the memory of the test after decoding; None if nothing is."""
-    results = np.frombuffer(found, np.uint8)[_TABLE_NBYTES : _TABLE_NBYTES + _RESULT_NBYTES]
-    sizes, statuses = CodecBatch.results(results.copy())
-    size, status = int(sizes[0]), int(statuses[0])
-    if status:
-        return f"status {status} ({STATUSES.get(status, 'unknown')})"
-    if size != len(PLAIN):
-        return f"{size} bytes instead of {len(PLAIN)}"
-    return None if found[_DST : _DST + size] == PLAIN else "other bytes than were encoded"
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def library_failure(device: Device, codec: str) -> str | None:
+    """Decode the constant stream of `codec` by the device's library; return what is wrong.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    """
+    size = len(PLAIN)
+    return _decoding_failure(
+        device,
+        device.decompress,
+        codec,
+        STREAMS[codec],
+        lambda: device.decompress_temp_nbytes(codec, 1, size, size),
+    )
+
+
+def own_kernel_failure(device: Device, codec: str) -> str | None:
+    """Decode the constant stream of `codec` by the package's kernel; return what is wrong.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    """
+
+    def step(batch: CodecBatch, stream: Stream) -> None:
+        sizes = np.uint64(batch.result)
+        statuses = np.uint64(batch.result + 8)
+        kernel = device.kernel("lz", OWN_KERNELS[codec])
+        device.launch(kernel, 1, [np.uint64(batch.table), np.uint32(1), sizes, statuses], stream)
+
+    return _decoding_failure(device, step, codec, OWN_STREAMS[codec], lambda: 0)
+
+
+def _decoding_failure(
+    device: Device,
+    step: Callable[[CodecBatch, Stream], object],
+    codec: str,
+    stream: bytes,
+    temp_nbytes: Callable[[], int],
+) -> str | None:
+    try:
+        found = outcome(device, step, codec, stream, len(PLAIN), temp_nbytes())
+    except DeviceError as error:
+        return error.text
+    if found.failure is not None:
+        return found.failure
+    if found.nbytes != len(PLAIN):
+        return f"{found.nbytes} bytes instead of {len(PLAIN)}"
+    return None if found.output == PLAIN else "other bytes than were encoded"
+
+
+class SelfTests:
+    """Self-tests of a device, each of which runs once. Thread-safe.
+
+    Parameters
+    ----------
+    device : Device
+    warning : str
+        Text of the warning of one that fails, with ``{codec}`` and ``{reason}``.
+    """
+
+    def __init__(self, device: Device, warning: str) -> None:
+        self._device = device
+        self._warning = warning
+        self._lock = threading.Lock()
+        self._found: dict[str, str | None] = {}
+
+    def failure(self, codec: str, test: Callable[[str], str | None]) -> str | None:
+        """Return what `test` says of a codec, None if it passes; the first question runs it."""
+        if codec not in self._found:
+            with self._lock:
+                if codec not in self._found:
+                    reason = self._found[codec] = test(codec)
+                    if reason is not None:
+                        text = self._warning.format(codec=codec, reason=reason)
+                        told = f"{self._device.name}: {text}"
+                        warnings.warn(told, DeviceWarning, stacklevel=2)
+        return self._found[codec]

@@ -8,8 +8,9 @@ import pytest
 
 import gpustore
 from gpustore.backends.decoders import GpuDecoders
+from gpustore.codec_chain.device_streams import cannot
 from gpustore.device import decoders, self_test
-from gpustore.device.command_list import can_decompress
+from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS, can_decompress
 from gpustore.errors import DeviceWarning
 from tests.emulator import codecs
 from tests.emulator.device import EmulatedDevice
@@ -118,20 +119,20 @@ def test_a_codec_that_the_library_lacks_is_no_shortcoming():
 
 def test_the_test_runs_once_for_all_threads(device, monkeypatch):
     calls = []
-    failures = self_test.failures
+    library_failure = self_test.library_failure
 
     def noted(*arguments):
         calls.append(threading.get_ident())
-        return failures(*arguments)
+        return library_failure(*arguments)
 
-    monkeypatch.setattr(decoders, "failures", noted)
+    monkeypatch.setattr(decoders, "library_failure", noted)
     threads = [threading.Thread(target=device.codec, args=("zstd",)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     device.decoders()
-    assert len(calls) == 1
+    assert len(calls) == len(self_test.STREAMS)
 
 
 def test_without_memory_for_the_test_it_is_repeated():
@@ -153,7 +154,97 @@ def test_a_device_that_is_lost_in_the_test_stays_lost(device):
         device.memory()
 
 
+# --------------------------------------------------------------------------- own kernels
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_own_kernels_pass_without_a_word(order):
+    device = EmulatedDevice(order, seed=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [device.own_kernel_failure(codec) for codec in OWN_KERNELS] == [None, None]
+        assert device.own_kernel_failure("zstd") == NO_KERNEL
+    assert device.counts["launch"] == 0  # They are counted apart.
+    device.close()
+
+
+def test_every_own_kernel_has_a_stream():
+    assert set(self_test.OWN_STREAMS) == set(OWN_KERNELS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("codec", OWN_KERNELS)
+@pytest.mark.parametrize("damage", ["bytes", "refused", "size"])
+def test_a_kernel_that_fails_is_not_used_and_told_once(codec, damage, monkeypatch):
+    device = EmulatedDevice(decodes=("zstd",))
+    stream = self_test.OWN_STREAMS[codec]
+    reason = "other bytes than were encoded"
+    if damage == "bytes":
+        stream = stream.replace(b"squared", b"cubed??")
+    elif damage == "size":
+        stream, reason = stream[:-1], "status"
+    else:
+        device.test_faults.failing = {("launch", 0): False}
+        reason = "launch failed: injected"
+    monkeypatch.setitem(self_test.OWN_STREAMS, codec, stream)
+    with pytest.warns(
+        DeviceWarning, match=f"own kernel fails .*{codec}: .*{reason}.*; the host"
+    ) as caught:
+        assert [can_decompress(device, codec) for _ in range(2)] == [False, False]
+    assert len(caught) == 1
+    assert cannot(device, codec, None).endswith(device.own_kernel_failure(codec))
+    device.close()
+
+
+@needs_compiler
+def test_a_kernel_takes_its_test_once_for_all_threads(device, monkeypatch):
+    calls = []
+    own_kernel_failure = self_test.own_kernel_failure
+
+    def noted(*arguments):
+        calls.append(threading.get_ident())
+        return own_kernel_failure(*arguments)
+
+    monkeypatch.setattr(decoders, "own_kernel_failure", noted)
+    threads = [threading.Thread(target=device.own_kernel_failure, args=("lz4",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+@needs_compiler
+def test_without_memory_for_the_test_a_kernel_is_tested_later(device):
+    device.test_faults.allocations = {0}
+    assert can_decompress(device, "blosclz")
+    device.test_faults.allocations = set()
+    device.test_faults.failing = {("launch", 0): False}
+    with pytest.warns(DeviceWarning):
+        assert not can_decompress(device, "blosclz")
+
+
 # --------------------------------------------------------------------------- reads
+
+
+@needs_compiler
+def test_the_host_decodes_what_an_own_kernel_fails_to(tmp_path):
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}"}
+    spec["metadata"] = {"shape": [4000], "chunks": [1000], "dtype": "<u4"}
+    spec["metadata"] |= {"compressor": {"id": "blosc", "cname": "blosclz", "clevel": 5}}
+    elements = np.arange(4000, dtype="u4")
+    gpustore.open(spec, create=True, device="cpu").result()[...] = elements
+    with emulated() as device:
+        device.test_faults.failing = {("launch", 0): False}
+        there = gpustore.open(spec, device=device.name).result()
+        with pytest.warns(DeviceWarning, match="the host decodes blosclz"):
+            future = there.read()
+        assert np.array_equal(on_host(device, future.result()), elements)
+        assert future.statistics["missing_decoder_reads"] == 1
+        assert future.statistics["host_fallbacks"] == 4
+        assert there.explain().host_reason.startswith("blosclz: own kernels fail their self-test")
+        del there, future
 
 
 @needs_compiler

@@ -37,7 +37,7 @@ def operations(kind):
 
 def test_the_emulated_device_has_every_operation():
     assert operations(EmulatedDevice) == operations(Device)
-    assert len(operations(Device)) == 26
+    assert len(operations(Device)) == 27
 
 
 # --------------------------------------------------------------------------- memory

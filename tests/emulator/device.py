@@ -186,6 +186,10 @@ class EmulatedDecoders(ProvenDecoders):
         with self._emulated.apart():
             return super()._failures(codecs)
 
+    def _own_failure(self, codec):
+        with self._emulated.apart():
+            return super()._own_failure(codec)
+
 
 class EmulatedDevice:
     """See the module. Implements :class:`gpustore.device.protocol.Device`.
@@ -468,6 +472,10 @@ class EmulatedDevice:
     def decoders(self):
         with self._asked("decoders"):
             return self._decoders.state()
+
+    def own_kernel_failure(self, codec):
+        with self._asked("own_kernel_failure"):
+            return self._decoders.own_kernel_failure(codec)
 
     @contextmanager
     def apart(self):

@@ -286,6 +286,9 @@ class CudaDevice:
     def decoders(self) -> DecoderState:
         return self._decoders.state()
 
+    def own_kernel_failure(self, codec: str) -> str | None:
+        return self._decoders.own_kernel_failure(codec)
+
     @_on_device
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int

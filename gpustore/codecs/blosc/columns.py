@@ -15,18 +15,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore.codecs.blosc.frame import (
+    BIT_SHUFFLE,
+    BYTE_SHUFFLE,
+    CODES,
+    HEADER_NBYTES,
+    MAX_SPLITS,
+    MEMCPYED,
+    MIN_STREAM_NBYTES,
+    NOT_SPLIT,
+    RESERVED,
+    SHUFFLES,
+)
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask, Rejections
 from gpustore.device.headers import take_parts
 
-_HEADER_NBYTES: Final = 16
-_STORED: Final = 0x02
-_BYTE_SHUFFLE: Final = 0x01
-_BIT_SHUFFLE: Final = 0x04
-_RESERVED: Final = 0x08
-_NOT_SPLIT: Final = 0x10
-_CODES: Final = 5
-MAX_SPLITS: Final = 16
-MIN_STREAM_NBYTES: Final = 128
 # Of a block: its offset, the length of its stream, a byte of it.
 _MIN_BLOCK_NBYTES: Final = 9
 
@@ -175,7 +178,7 @@ def read_columns(
     """
     count = len(encoded.start)
     found = Rejections(count, "blosc")
-    found.reject(encoded.nbytes < _HEADER_NBYTES, "shorter than a header")
+    found.reject(encoded.nbytes < HEADER_NBYTES, "shorter than a header")
 
     def field(offset: int, nbytes: int) -> Integers:
         return encoded.uint(encoded.start + offset, nbytes, found.ok)
@@ -183,10 +186,9 @@ def read_columns(
     version, code_version, flags, typesize = (field(at, 1) for at in range(4))
     nbytes, blocksize, cbytes = field(4, 4), field(8, 4), field(12, 4)
     code = flags >> 5
-    both = _BYTE_SHUFFLE | _BIT_SHUFFLE
     found.reject(version != 2, "not format version 2")
     found.reject(
-        ((flags & _RESERVED) != 0) | ((flags & both) == both) | (code >= _CODES),
+        ((flags & RESERVED) != 0) | ((flags & SHUFFLES) == SHUFFLES) | (code >= len(CODES)),
         "unknown flags",
     )
     found.reject(cbytes != encoded.nbytes, "another length than the header says")
@@ -195,14 +197,12 @@ def read_columns(
     wrong_size = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
     found.reject(wrong_size, f"does not decode to {decoded_max} bytes")
     found.reject((blocksize == 0) | (blocksize > nbytes), "impossible block size")
-    is_stored = (flags & _STORED) != 0
-    found.reject(
-        is_stored & (cbytes != nbytes + _HEADER_NBYTES), "another length than stored bytes"
-    )
+    is_stored = (flags & MEMCPYED) != 0
+    found.reject(is_stored & (cbytes != nbytes + HEADER_NBYTES), "another length than stored bytes")
     found.reject(~is_stored & (code_version != 1), "an unknown version of its compressor")
     count_of = -(-nbytes // np.maximum(blocksize, 1))
     found.reject(
-        ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - _HEADER_NBYTES),
+        ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - HEADER_NBYTES),
         "no room for its blocks",
     )
 
@@ -211,9 +211,9 @@ def read_columns(
     block_nbytes = np.minimum(blocksize[frame], nbytes[frame] - number * blocksize[frame])
     blocks = BloscBlocks(frame, number * blocksize[frame], block_nbytes)
     every = np.ones(len(frame), np.bool_)
-    start = encoded.uint(encoded.start[frame] + _HEADER_NBYTES + 4 * number, 4, every)
+    start = encoded.uint(encoded.start[frame] + HEADER_NBYTES + 4 * number, 4, every)
     elements = block_nbytes // typesize[frame]
-    is_split = ((flags[frame] & _NOT_SPLIT) == 0) & (typesize[frame] <= MAX_SPLITS)
+    is_split = ((flags[frame] & NOT_SPLIT) == 0) & (typesize[frame] <= MAX_SPLITS)
     is_split &= (block_nbytes == blocksize[frame]) & (elements >= MIN_STREAM_NBYTES)
     splits = np.where(is_split, typesize[frame], 1)
     found.reject_of(frame, block_nbytes % splits != 0, "blocks of parts of elements")
@@ -223,8 +223,8 @@ def read_columns(
         typesize,
         code,
         is_stored,
-        ((flags & _BYTE_SHUFFLE) != 0) & (typesize > 1),
-        (flags & _BIT_SHUFFLE) != 0,
+        ((flags & BYTE_SHUFFLE) != 0) & (typesize > 1),
+        (flags & BIT_SHUFFLE) != 0,
         blocks,
         streams,
     )
@@ -245,7 +245,7 @@ def _read_streams(
     first = np.cumsum(splits) - splits
     total = int(splits.sum())
     streams = BloscStreams(*(np.zeros(total, np.int64) for _ in range(6)))
-    begin = _HEADER_NBYTES + 4 * count_of[frame]
+    begin = HEADER_NBYTES + 4 * count_of[frame]
     share = blocks.nbytes // splits
     for k in range(int(splits.max(initial=0))):
         walks = (splits > k) & found.ok[frame]

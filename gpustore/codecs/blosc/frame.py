@@ -31,8 +31,8 @@ MEMCPYED: Final = 0x02
 BYTE_SHUFFLE: Final = 0x01
 BIT_SHUFFLE: Final = 0x04
 # Byte and bit shuffle at once marks an extended header of Blosc 2; 0x08 is reserved.
-_SHUFFLES: Final = BYTE_SHUFFLE | BIT_SHUFFLE
-_RESERVED: Final = 0x08
+SHUFFLES: Final = BYTE_SHUFFLE | BIT_SHUFFLE
+RESERVED: Final = 0x08
 NOT_SPLIT: Final = 0x10
 MAX_SPLITS: Final = 16
 MIN_STREAM_NBYTES: Final = 128
@@ -83,7 +83,7 @@ def read_header(encoded: Buffer) -> BloscHeader:
     header = BloscHeader(flags, typesize, nbytes, blocksize, cbytes)
     if version != VERSION:
         raise invalid(f"format version {version}, expected {VERSION}")
-    if flags & _RESERVED or flags & _SHUFFLES == _SHUFFLES or flags >> 5 >= len(CODES):
+    if flags & RESERVED or flags & SHUFFLES == SHUFFLES or flags >> 5 >= len(CODES):
         raise invalid(f"flags 0x{flags:02x}")
     if cbytes != found:
         raise invalid(f"{found} bytes, but the header says {cbytes}")
