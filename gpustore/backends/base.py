@@ -26,7 +26,7 @@ from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.resources.device_cache_pool import DeviceCachePool
-from gpustore.resources.gpu_decode_choice import DecodeRule
+from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
@@ -422,6 +422,7 @@ class Backend(Protocol):
         limits: Limits,
         *,
         keep_fill: bool,
+        decode_rule: DecodeRule = AUTO,
     ) -> list[Buffer | None]:
         """Lay the elements of writes over chunks and encode these.
 
@@ -431,6 +432,8 @@ class Backend(Protocol):
             Layers over different chunks.
         keep_fill : bool
             Whether chunks that equal the fill value bit for bit are encoded as well.
+        decode_rule : DecodeRule
+            Rule that chooses who decodes the stored chunks, where a device could.
 
         Returns
         -------

@@ -288,7 +288,9 @@ def _gather(array: ChunkedArray, overlays: Sequence[Overlay]) -> list[Buffer | N
     left, places = encode_native(array, overlays, values)
     if left:
         found = array.backend.gather(
-            left, array.chain, array.blank, array.limits, keep_fill=array.keep_fill
+            *(left, array.chain, array.blank, array.limits),
+            keep_fill=array.keep_fill,
+            decode_rule=array.decode_rule,
         )
         for place, value in zip(places, found, strict=True):
             values[place] = value

@@ -47,7 +47,7 @@ from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
 from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.resources.device_cache_pool import DeviceCachePool
-from gpustore.resources.gpu_decode_choice import DecodeRule
+from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
@@ -89,8 +89,8 @@ class DeviceBackend:
         self.device = driven.name
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
-        self.encoder = DeviceEncoder(driven, self._shrink)
         self.caches = ChunkCaches(driven)
+        self.encoder = DeviceEncoder(driven, self._shrink, self.caches.give_back)
 
     def part_nbytes(self) -> int:
         """Return the least decoded bytes of a task that fetches alone."""
@@ -463,7 +463,10 @@ class DeviceBackend:
 
     def gather_nbytes(self, memory: HostMemory | DeviceSource, limits: Limits) -> int | None:
         """Return the decoded bytes of the chunks that are encoded together on the device."""
-        return None if isinstance(memory, HostMemory) else self.encoder.nbytes(limits)
+        if isinstance(memory, HostMemory):
+            return None
+        nbytes = math.prod(memory.shape) * memory.view.dtype.itemsize
+        return self.encoder.nbytes(limits, nbytes)
 
     def encode_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why the host encodes chunks of `chain`, None if the device does."""
@@ -477,10 +480,17 @@ class DeviceBackend:
         limits: Limits,
         *,
         keep_fill: bool,
+        decode_rule: DecodeRule = AUTO,
     ) -> list[Buffer | None]:
         """Overlay and encode chunks where the arrays are that are written."""
         sources = [layer.source for overlay in overlays for layer in overlay.layers]
         if all(isinstance(source, DeviceSource) for source in sources):
+            stored = [one for overlay in overlays for one in overlay.stored if one is not None]
+            choice = self.choose_decoder([(chain, len(stored))], decode_rule) if stored else None
+            if choice is not None and choice.by_host:
+                chain = chain.for_host(choice.reason)
+                if choice.counter is not None:
+                    STATISTICS.add(**{choice.counter: 1})
             return self.encoder.encode(overlays, chain, fill_value, limits, keep_fill=keep_fill)
         there = [
             Overlay([Layer(rows, self._on_host(source)) for rows, source in layers], stored)

@@ -404,12 +404,17 @@ class ChunkCache:
                     for table in tables.values():
                         self._removed(table.drop_all())
 
-    def give_back(self) -> int:
-        """Free half of the memory that nobody holds, at least one slab; return its bytes."""
+    def give_back(self, nbytes: int | None = None) -> int:
+        """Free memory that nobody holds, at least one slab; return its bytes.
+
+        About `nbytes` bytes are freed, by default half of what nobody holds.
+        """
         with self._lock:
             self._end_holds()
-            idle = [slab.allocation.nbytes for slab in self._slabs.values() if not slab.holds]
-            return self._evict(max(1, sum(idle) // 2))
+            if nbytes is None:
+                idle = [slab.allocation.nbytes for slab in self._slabs.values() if not slab.holds]
+                nbytes = sum(idle) // 2
+            return self._evict(max(1, nbytes))
 
     def clear(self) -> None:
         """Drop all entries, and free the memory that nobody holds."""

@@ -48,10 +48,19 @@ class ChunkCaches:
         while self._orphans:
             self._orphans.popleft().clear()
 
-    def give_back(self) -> int:
-        """Free some memory that nobody uses; return its bytes, 0 if there is none left."""
+    def give_back(self, nbytes: int | None = None) -> int:
+        """Free memory that nobody uses; return its bytes, 0 if there is none left.
+
+        About `nbytes` bytes are freed as far as they are there, by default half.
+        """
         self.free_orphans()
-        return sum(cache.give_back() for cache in list(self._caches))
+        freed = 0
+        for cache in list(self._caches):
+            if nbytes is None:
+                freed += cache.give_back()
+            elif freed < nbytes:
+                freed += cache.give_back(nbytes - freed)
+        return freed
 
     def clear(self) -> None:
         """Drop all chunks that nobody uses."""

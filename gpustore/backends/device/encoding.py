@@ -37,6 +37,8 @@ class DeviceEncoder:
     shrink : callable
         Frees device and pinned memory that others keep and do not use; returns whether another
         call may free more.
+    give_back : callable
+        Frees about so many bytes of device memory that caches keep and nobody uses.
 
     Attributes
     ----------
@@ -44,18 +46,31 @@ class DeviceEncoder:
         Codecs that chunks are encoded with.
     """
 
-    def __init__(self, device: Device, shrink: Callable[[], bool]) -> None:
+    def __init__(
+        self, device: Device, shrink: Callable[[], bool], give_back: Callable[[int], object]
+    ) -> None:
         self.codecs = ProvenEncoders(device)
         self._device = device
         self._shrink = shrink
+        self._give_back = give_back
         self._left = LANES
         self._idle: list[Lane] = []
         self._changed = threading.Condition()
 
-    def nbytes(self, limits: Limits) -> int:
-        """Return the decoded bytes of the chunks of one submission."""
-        budget = min(limits.device_in_flight_nbytes, self._device.memory().free_nbytes // 2)
-        return max(1, budget // (LANES * _SHARES))
+    def nbytes(self, limits: Limits, written_nbytes: int) -> int:
+        """Return the decoded bytes of the chunks of one submission of a write.
+
+        Caches give memory back where it lacks for submissions of `written_nbytes` bytes, or of as
+        many as the limits allow.
+        """
+        budget = limits.device_in_flight_nbytes
+        lacking = 2 * min(budget, LANES * _SHARES * written_nbytes) - self._free_nbytes()
+        if lacking > 0:
+            self._give_back(lacking)
+        return max(1, min(budget, self._free_nbytes() // 2) // (LANES * _SHARES))
+
+    def _free_nbytes(self) -> int:
+        return self._device.memory().free_nbytes
 
     def encode(
         self,
@@ -72,7 +87,8 @@ class DeviceEncoder:
             for number, overlay in enumerate(overlays)
             for row, stored in enumerate(overlay.stored)
         ]
-        most = max(1, self.nbytes(limits) // max(1, chain.layout.nbytes))
+        nbytes = max(1, chain.layout.nbytes)
+        most = max(1, self.nbytes(limits, len(chunks) * nbytes) // nbytes)
         wanted = CancelToken.current()
         encoded: list[Buffer | None] = []
         for first in range(0, len(chunks), most):

@@ -31,7 +31,7 @@ from gpustore.data_types.conversion import Converter
 from gpustore.errors import GpustoreError, MismatchError
 from gpustore.index_space import IndexDomain
 from gpustore.resources.device_cache_pool import DeviceCachePool
-from gpustore.resources.gpu_decode_choice import DecodeRule
+from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 
@@ -203,9 +203,10 @@ class HostBackend:
         limits: Limits,
         *,
         keep_fill: bool,
+        decode_rule: DecodeRule = AUTO,
     ) -> list[Buffer | None]:
         """Overlay and encode each chunk; see :meth:`gpustore.backends.base.Backend.gather`."""
-        del limits
+        del limits, decode_rule
         encoded: list[Buffer | None] = []
         for layers, stored in overlays:
             encoded += self._gather(layers, stored, chain, fill_value, keep_fill=keep_fill)

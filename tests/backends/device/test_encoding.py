@@ -397,3 +397,63 @@ def test_a_cancelled_write_leaves_nothing(tmp_path, lazy):
     futures.copy.exception(timeout=20)
     part = written(lazy, there, np.s_[:8, :8], np.ones((8, 8), "u4"))
     assert part["chunks_encoded_device"] == 1
+
+
+# --------------------------------------------------------------------------- stored chunks
+
+
+@pytest.mark.parametrize(
+    ("choice", "by_host"),
+    [("auto", False), ("host", True), ({"min_streams": 9, "long_stream_nbytes": 100}, True)],
+)
+def test_who_decodes_stored_chunks_is_chosen_as_for_a_read(tmp_path, lazy, choice, by_host):
+    host, _ = create(tmp_path, lazy, compressor=CODECS["zstd"])
+    expected = elements("u4")
+    host[...] = expected
+    context = gpustore.Context({"gpu_decode_choice": choice})
+    there = gpustore.open(f"file://{tmp_path}", context=context, device=lazy.name).result()
+    expected[5:20, 10:30] = 77
+    decompressed = len(lazy.decompressed)
+    counts = written(lazy, there, np.s_[5:20, 10:30], np.full((15, 20), 77, "u4"))
+    assert np.array_equal(host.read().result(), expected)
+    assert (len(lazy.decompressed) == decompressed) is by_host
+    assert counts.get("host_fallbacks", 0) == (4 if by_host else 0)
+    assert counts.get("few_stream_reads", 0) == by_host
+    assert counts["chunks_encoded_device"] == 4
+
+
+def test_a_write_that_keeps_nothing_stored_chooses_no_decoder(tmp_path, lazy):
+    _, there = create(tmp_path, lazy, compressor=CODECS["zstd"])
+    context = gpustore.Context({"gpu_decode_choice": "host"})
+    there = gpustore.open(f"file://{tmp_path}", context=context, device=lazy.name).result()
+    counts = written(lazy, there, np.s_[...], elements("u4"))
+    assert counts.get("few_stream_reads", 0) == 0
+
+
+def test_a_full_cache_gives_back_memory_for_whole_submissions(tmp_path):
+    """Else a device without free memory encodes chunk by chunk."""
+    with emulated(total_nbytes=24 << 20) as device:
+        shape, chunk = (512, 1 << 12), (1, 1 << 12)
+        host, _ = create(tmp_path, device, shape=shape, chunks=chunk, compressor=CODECS["zstd"])
+        first = elements("u4", shape)
+        host[...] = first
+        context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 1 << 30}})
+        there = gpustore.open(f"file://{tmp_path}", context=context, device=device.name).result()
+        for row in range(0, 512, 64):
+            there[row : row + 64].read().result()
+        backend = there._driver.array.backend
+        cache = backend.chunk_cache(there._driver.array.residence.pool)
+        assert cache.nbytes >= first.nbytes
+        source = put(device, first[:8] + 1)
+        backend.buffers.free()
+        stream = device.caller_stream()
+        others = device.empty((device.memory().free_nbytes - (1 << 16),), np.uint8, "C", stream)
+        before = cache.nbytes
+        futures = there[:8].write(source)
+        futures.result()
+        counts = futures.commit.statistics.snapshot()
+        assert np.array_equal(host[:8].read().result(), first[:8] + 1)
+        assert counts["chunks_encoded_device"] == 8
+        assert counts["waits"] == 2
+        assert before // 4 < cache.nbytes < before
+        del there, source, others, cache, backend
