@@ -31,15 +31,13 @@ def _own_environment():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _sanitized_core(tmp_path_factory):
+def _sanitized_core():
     """Under a sanitizer the native core is one that was compiled for it."""
     if not host_build.SANITIZER:
         yield
         return
-    path = tmp_path_factory.mktemp("core") / library.PATH.name
-    host_build.build_core(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "PATH", path)
+        patch.setattr(library, "PATH", host_build.build_core())
         library._load.cache_clear()
         yield
 

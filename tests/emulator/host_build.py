@@ -73,12 +73,9 @@ def _compiler_version():
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def build(name, content, sanitizer=SANITIZER):
-    """Compile a C++ text to a shared library, unless it was compiled before."""
-    flags = [*_FLAGS, *_WARNINGS, *SANITIZER_FLAGS[sanitizer]]
-    shim = (HERE / "cuda_on_host.h").read_text(encoding="utf-8")
-    key = "\0".join([content, shim, _compiler_version(), *flags])
-    digest = hashlib.sha256(key.encode()).hexdigest()[:20]
+def _kept(name, made_of, compile_to):
+    """The library that ``compile_to(path)`` makes, unless one was made of the same before."""
+    digest = hashlib.sha256("\0".join([_compiler_version(), *made_of]).encode()).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"gpustore-kernels-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid(), f"{folder} is another user's"
@@ -90,22 +87,43 @@ def build(name, content, sanitizer=SANITIZER):
         if library.exists():
             return library
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            file, made = Path(scratch) / f"{name}.cpp", Path(scratch) / "made.so"
-            file.write_text(content, encoding="utf-8")
-            command = [COMPILER, *flags, f"-I{HERE}", str(file), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+            made = Path(scratch) / "made.so"
+            compile_to(made)
             made.rename(library)
     return library
 
 
-def build_core(path):
-    """Compile the native core (``kernels/host/``) to a shared library for the sanitizer."""
-    hook = runpy.run_path(str(HERE.parents[1] / "hatch_build.py"))
-    try:
-        hook["compile_core"](path, *_WARNINGS, *SANITIZER_FLAGS[SANITIZER])
-    except subprocess.CalledProcessError as error:
-        pytest.fail(error.stderr)
+def build(name, content, sanitizer=SANITIZER):
+    """Compile a C++ text to a shared library, unless it was compiled before."""
+    flags = [*_FLAGS, *_WARNINGS, *SANITIZER_FLAGS[sanitizer]]
+
+    def compile_to(made):
+        file = made.with_name(f"{name}.cpp")
+        file.write_text(content, encoding="utf-8")
+        command = [COMPILER, *flags, f"-I{HERE}", str(file), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    shim = (HERE / "cuda_on_host.h").read_text(encoding="utf-8")
+    return _kept(name, [content, shim, *flags], compile_to)
+
+
+def build_core():
+    """Compile the native core (``kernels/host/``) for the sanitizer, unless it was before."""
+    root = HERE.parents[1]
+    flags = [*_WARNINGS, *SANITIZER_FLAGS[SANITIZER]]
+
+    def compile_to(made):
+        hook = runpy.run_path(str(root / "hatch_build.py"))
+        try:
+            hook["compile_core"](made, *flags)
+        except subprocess.CalledProcessError as error:
+            pytest.fail(error.stderr)
+
+    files = [root / "hatch_build.py", *sorted((root / "kernels" / "host").iterdir())]
+    given = [os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS")]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return _kept("core", [*texts, *given, *flags], compile_to)
 
 
 class HostModule:
