@@ -7,19 +7,24 @@ reading. All results are immutable, and depend on the arguments alone.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import GpustoreError
-from gpustore.metadata.document import ArrayMetadata, parse_shape, with_json_numbers
+from gpustore.metadata.document import ArrayMetadata, parse_shape
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, parse
 from gpustore.strict_json.spelled import REMEMBERED_NBYTES, Spelled
+from gpustore.strict_json.template import Template
 
 _NO_SCHEMA = Schema()
+
+_RECENT: Final = 16
+"""Most documents of one kind that others are compared with."""
 
 
 class _Same:
@@ -45,7 +50,41 @@ class _Same:
 # --------------------------------------------------------------------------- stored metadata
 
 
-@lru_cache(maxsize=64)
+class _Decoded:
+    """Metadata in a document that others may be like."""
+
+    __slots__ = ("free", "metadata", "template")
+
+    def __init__(self, template: Template, metadata: Any, free: dict[str, JsonValue]) -> None:
+        self.template = template
+        self.metadata = metadata
+        self.free = free
+
+    def alike(self, values: Mapping[str, JsonValue], limits: Limits) -> Any:
+        """Return the metadata in a document with other values of these members."""
+        metadata = self.metadata
+        fields: dict[str, Any] = {}
+        free = {}
+        for name, value in values.items():
+            if name == "shape":
+                rank, most = metadata.rank, limits.rank
+                fields["shape"] = parse_shape(value, 0, rank=rank, max_rank=most)
+            elif name == "fill_value":
+                fields["fill_value"] = metadata.parse_fill_value(value)
+            else:
+                free[name] = value
+        if free:
+            fields[metadata.free_member] = metadata.parse_free({**self.free, **free}, limits)
+        return metadata.with_members(**fields) if fields else metadata
+
+
+@lru_cache(maxsize=8)
+def _recent(kind: type[ArrayMetadata], limits: Limits) -> list[_Decoded]:
+    """Return the list of decoded documents that others may be like, the one used last first."""
+    del kind, limits
+    return []
+
+
 def decoded(kind: type[ArrayMetadata], data: bytes, limits: Limits) -> Any:
     """Return the metadata in a document of at most :data:`REMEMBERED_NBYTES`.
 
@@ -57,65 +96,56 @@ def decoded(kind: type[ArrayMetadata], data: bytes, limits: Limits) -> Any:
     GpustoreError
         If the document is wrong; decoding it as `kind` tells why.
     """
-    value = parse(
-        data,
-        where="",
-        max_nbytes=limits.metadata_nbytes,
-        max_depth=limits.metadata_depth,
-        non_finite=True,
-    )
-    if b"NaN" in data or b"Infinity" in data:
-        value = with_json_numbers(value, "", "")
-    shape = value.pop("shape", None) if isinstance(value, dict) else None
-    # A zarr-python chunk may have size 0 along a dimension of extent 0, and only there.
-    if not isinstance(shape, list) or 0 in shape or "fill_value" not in value:
-        return kind.decode(data, where="", limits=limits)
-    fill_value, free = value.pop("fill_value"), kind.take_free(value)
-    first = _first(kind, Spelled(repr(value), (data, repr(fill_value), repr(free))), limits)
-    metadata = first.metadata
-    shape = parse_shape(shape, 0, rank=metadata.rank, max_rank=limits.rank)
-    fields: dict[str, Any] = {}
-    if repr(fill_value) != first.fill_value:
-        fields["fill_value"] = metadata.parse_fill_value(fill_value)
-    if repr(free) != first.free:
-        fields[kind.free_member] = metadata.parse_free(free, limits)
-    if not fields and shape == metadata.shape:
-        return metadata
-    return metadata.with_members(shape=shape, **fields)
+    recent = _recent(kind, limits)
+    if len(data) <= limits.metadata_nbytes:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = ""  # like no document
+        for one in recent:
+            values = one.template.differing(text, limits.metadata_depth)
+            if values is None or not _is_plain(values.get("shape", [])):
+                continue
+            if one is not recent[0]:
+                recent[:] = [one, *(other for other in recent if other is not one)]
+            return one.alike(values, limits)
+    metadata = kind.decode(data, where="", limits=limits)
+    document = parse(data, where="", max_depth=limits.metadata_depth, non_finite=True)
+    if _is_plain(document.pop("shape")) and "fill_value" in document:
+        free = kind.take_free(document)
+        names = {"shape", "fill_value", *free}
+        template = Template.of(data.decode(), names.__contains__)
+        recent[:] = [_Decoded(template, metadata, free), *recent[: _RECENT - 1]]
+    return metadata
 
 
-class _First(NamedTuple):
-    """Metadata in the first of some documents, and the text of what differs in the others."""
+def _is_plain(shape: JsonValue) -> bool:
+    """Whether a shape says nothing about other members.
 
-    metadata: Any
-    fill_value: str
-    free: str
-
-
-@lru_cache(maxsize=64)
-def _first(kind: type[ArrayMetadata], rest: Spelled, limits: Limits) -> _First:
-    data, fill_value, free = rest.value
-    return _First(kind.decode(data, where="", limits=limits), fill_value, free)
+    A zarr-python chunk may have size 0 along a dimension of extent 0, and only there.
+    """
+    return isinstance(shape, list) and 0 not in shape
 
 
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     """Return the array that `metadata` describe."""
-    first = None
-    if metadata.original is not None:
+    key = format_, limits
+    original = metadata.original
+    first: ArrayDescription | None = metadata.derived.get(key)
+    if first is None and original is not None:
         # Codecs may refuse its fill value, and not that of `metadata`.
         with suppress(GpustoreError):
-            first = _described(format_, _Same(metadata.original), limits)
+            first = metadata.derived[key] = format_.describe(original, limits=limits)
     if first is None:
-        return _described(format_, _Same(metadata), limits)
+        first = format_.describe(metadata, limits=limits)
+        if original is None:
+            metadata.derived[key] = first
+        return first
+    if original is None:
+        return first
     if metadata.differs_in_shape:
         return first.with_shape(metadata.shape)
     description: ArrayDescription = format_.redescribe(metadata, first, limits=limits)
-    return description
-
-
-@lru_cache(maxsize=64)
-def _described(format_: Any, metadata: _Same, limits: Limits) -> ArrayDescription:
-    description: ArrayDescription = format_.describe(metadata(), limits=limits)
     return description
 
 

@@ -8,7 +8,7 @@ all the chunked driver knows. Adding a format is one such translation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ class SchemaWords:
 _NO_UNITS = "Dimension units not supported by zarr driver"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayDescription:
     """Properties of an array derived from its metadata, independent of the format.
 
@@ -134,7 +134,7 @@ class ArrayDescription:
         implicit = (True,) * (rank - self.inner_rank) + (False,) * self.inner_rank
         # The metadata have checked the bounds.
         box = Box((0,) * rank, self.shape, (False,) * rank, implicit)
-        object.__setattr__(self, "domain", make_domain(box, self.labels))
+        vars(self)["domain"] = make_domain(box, self.labels)
 
     def with_shape(self, shape: tuple[int, ...]) -> ArrayDescription:
         """Return the description of the array resized to `shape`, which lacks the inner
@@ -146,10 +146,7 @@ class ArrayDescription:
     def with_members(self, **members: Any) -> ArrayDescription:
         """Return the description with other values of these attributes."""
         changed = object.__new__(ArrayDescription)
-        for name in _NAMES:
-            object.__setattr__(changed, name, getattr(self, name))
-        for name, value in members.items():
-            object.__setattr__(changed, name, value)
+        vars(changed).update(vars(self), **members)
         changed.__post_init__()
         return changed
 
@@ -252,9 +249,6 @@ class ArrayDescription:
                 f"specifies fill value of {'null' if found is None else found}",
                 status=words.status,
             )
-
-
-_NAMES = tuple(one.name for one in fields(ArrayDescription))
 
 
 def _check_uniform(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from gpustore.errors import GpustoreError, MetadataError, MismatchError
@@ -38,7 +37,7 @@ _MAX_EXTENT: Final = 2**62
 """Largest size of a dimension: its last index is ``inf``."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayMetadata(abc.ABC):
     """Content of the metadata document of an array, in either version of the format.
 
@@ -48,6 +47,8 @@ class ArrayMetadata(abc.ABC):
         Extents in elements.
     original : ArrayMetadata or None
         Metadata of which these were made by :meth:`with_shape` or :meth:`with_members`.
+    derived : dict
+        What was made of the original, by a key of whoever made it; all copies share it.
     """
 
     document_name: ClassVar[str]
@@ -61,6 +62,7 @@ class ArrayMetadata(abc.ABC):
 
     shape: tuple[int, ...]
     original: Self | None = dataclasses.field(default=None, init=False, repr=False)
+    derived: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @abc.abstractmethod
     def check_shape(self) -> None:
@@ -146,11 +148,7 @@ class ArrayMetadata(abc.ABC):
         :attr:`free_member`; raises the errors of :meth:`with_shape`.
         """
         changed = object.__new__(type(self))
-        for name in _names(type(self)):
-            object.__setattr__(changed, name, getattr(self, name))
-        for name, value in fields.items():
-            object.__setattr__(changed, name, value)
-        object.__setattr__(changed, "original", self.original or self)
+        vars(changed).update(vars(self), original=self.original or self, **fields)
         changed.check_shape()
         return changed
 
@@ -178,11 +176,6 @@ class ArrayMetadata(abc.ABC):
 
     @abc.abstractmethod
     def __hash__(self) -> int: ...
-
-
-@cache
-def _names(kind: type[ArrayMetadata]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def read_document(

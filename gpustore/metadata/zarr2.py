@@ -42,7 +42,7 @@ Order: TypeAlias = Literal["C", "F"]
 Separator: TypeAlias = Literal[".", "/"]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Zarr2Metadata(ArrayMetadata):
     """Content of a ``.zarray``.
 
@@ -90,8 +90,9 @@ class Zarr2Metadata(ArrayMetadata):
 
     def check_shape(self) -> None:
         """Raise MetadataError if the other members do not fit the shape."""
-        with in_member("chunks"):
-            check_length(self.chunks, len(self.shape))
+        if len(self.chunks) != len(self.shape):
+            with in_member("chunks"):
+                check_length(self.chunks, len(self.shape))
 
     def __post_init__(self) -> None:
         self.check_shape()

@@ -53,7 +53,7 @@ MergeCodecs: TypeAlias = Callable[[Codecs, Codecs], Codecs]
 _SHARDING: Final = "sharding_indexed"
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Zarr3Metadata(ArrayMetadata):
     """Content of a ``zarr.json`` of an array.
 
@@ -103,7 +103,10 @@ class Zarr3Metadata(ArrayMetadata):
 
     def check_shape(self) -> None:
         """Raise MetadataError if the other members do not fit the shape."""
-        _check_lengths(self, len(self.shape))
+        rank = len(self.shape)
+        names = self.dimension_names
+        if len(self.chunk_shape) != rank or names is not None or self.attributes:
+            _check_lengths(self, rank)
         for d, (edges, extent) in enumerate(zip(self.chunk_edges or (), self.shape)):
             if edges.total < extent:
                 raise MetadataError(

@@ -95,11 +95,11 @@ def parse(
     try:
         is_long = long_nbytes is not None and len(data) > long_nbytes
         return _parse(bytes(data), max_nbytes, max_depth, non_finite, is_long)
-    except _InvalidJsonError as error:
+    except InvalidJsonError as error:
         raise MetadataError(f"Invalid JSON: {error} (in {where})", status=status) from None
 
 
-class _InvalidJsonError(Exception):
+class InvalidJsonError(Exception):
     """Reason why a document is not JSON; :func:`parse` adds the place."""
 
 
@@ -107,13 +107,13 @@ def _parse(
     data: bytes, max_nbytes: int, max_depth: int, non_finite: bool, is_long: bool
 ) -> JsonValue:
     if len(data) > max_nbytes:
-        raise _InvalidJsonError(f"{len(data)} bytes, the limit is {max_nbytes} bytes")
+        raise InvalidJsonError(f"{len(data)} bytes, the limit is {max_nbytes} bytes")
     if data.startswith(b"\xef\xbb\xbf"):
-        raise _InvalidJsonError("byte order mark at byte 0")
+        raise InvalidJsonError("byte order mark at byte 0")
     try:
         document = data.decode()
     except UnicodeDecodeError as error:
-        raise _InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
+        raise InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
     _check_depth(data, max_depth)
     decoder = _LENIENT if non_finite else _DECODER
     if non_finite and is_long:
@@ -128,15 +128,15 @@ def _parse(
                 value = decoder.decode(document)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
-        raise _InvalidJsonError(f"{error.msg} at {place}") from None
+        raise InvalidJsonError(f"{error.msg} at {place}") from None
     except ValueError as error:
         # An integer of more digits than Python takes.
-        raise _InvalidJsonError(str(error)) from None
+        raise InvalidJsonError(str(error)) from None
     if "\\" in document and re.search(r"\\u[dD][89a-fA-F]", document):
         # Pairs have become one character.
         lone = re.search(r"[\ud800-\udfff]", json.dumps(value, ensure_ascii=False))
         if lone:
-            raise _InvalidJsonError(f"lone surrogate \\u{ord(lone[0]):04x} in a string")
+            raise InvalidJsonError(f"lone surrogate \\u{ord(lone[0]):04x} in a string")
     return value
 
 
@@ -173,27 +173,27 @@ def _check_depth(data: bytes, max_depth: int) -> None:
     depth = np.cumsum(steps * outside, dtype=np.int32)
     deepest = int(depth.max(initial=0))
     if deepest > max_depth:
-        raise _InvalidJsonError(f"values nested {deepest} deep, the limit is {max_depth}")
+        raise InvalidJsonError(f"values nested {deepest} deep, the limit is {max_depth}")
 
 
 def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     value = dict(pairs)
     if len(value) != len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _InvalidJsonError(f"duplicate member {quote(counts.most_common(1)[0][0])}")
+        raise InvalidJsonError(f"duplicate member {quote(counts.most_common(1)[0][0])}")
     return value
 
 
 def _int(digits: str) -> int:
     if len(digits) > _MAX_INT_DIGITS:
-        raise _InvalidJsonError(f"integer of {len(digits)} digits, limit is {_MAX_INT_DIGITS}")
+        raise InvalidJsonError(f"integer of {len(digits)} digits, limit is {_MAX_INT_DIGITS}")
     return int(digits)
 
 
 def _float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise _InvalidJsonError(f"not a finite float64: {digits[:40]}")
+        raise InvalidJsonError(f"not a finite float64: {digits[:40]}")
     return value
 
 
@@ -204,6 +204,10 @@ _LONG = json.JSONDecoder()
 _LENIENT = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float)
 # No integer in a short document has too many digits.
 _SHORT = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float)
+STRICT_SHORT: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_float, parse_constant=_float
+)
+"""Decoder of texts that cannot hold an integer of too many digits; raises also InvalidJsonError."""
 
 
 def dump(

@@ -89,7 +89,7 @@ def missing_chunk(chain):
 
 
 CACHES = (
-    *(_remembered.decoded, _remembered._first, _remembered._described),
+    _remembered._recent,
     *(_remembered._constraints, _remembered._merged, _remembered._created),
     _remembered._encoded,
 )
