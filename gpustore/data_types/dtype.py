@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import ml_dtypes
@@ -124,7 +124,7 @@ class dtype:
     _numpy_dtype: np.dtype[Any]
     _type: builtins.type[Any]
 
-    def __new__(cls, dtype: DTypeLike) -> dtype:
+    def __new__(cls, dtype: DTypeLike) -> Self:
         if isinstance(dtype, cls):
             return dtype
         if isinstance(dtype, str):
@@ -152,6 +152,15 @@ class dtype:
         """NumPy dtype of arrays in memory: `numpy_dtype`, but ``S1`` for char, ``V1`` for byte."""
         kind = {"char": "S1", "byte": "V1"}.get(self._name)
         return self._numpy_dtype if kind is None else np.dtype(kind)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """:attr:`array_dtype`; NumPy takes objects with this attribute as data types.
+
+        >>> np.zeros(2, DTYPES["uint16"])
+        array([0, 0], dtype=uint16)
+        """
+        return self.array_dtype
 
     @property
     def type(self) -> builtins.type[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,35 @@ class OpenedArray(IndexedView):
     def chunk_layout(self) -> ChunkLayout:
         """Storage layout in terms of the array's own dimensions."""
         return self._driver.chunk_layout if self._is_identity else self.schema.chunk_layout
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Shape of the chunks that are decoded one by one, those within a shard.
+
+        A dimension of a view without regular chunks counts as one chunk; None if there are no
+        chunks, or none of one shape.
+        """
+        return self._extents(self.chunk_layout.read_chunk.shape)
+
+    @property
+    def shards(self) -> tuple[int, ...] | None:
+        """Shape of the shards, each of several chunks in one stored value; None without shards."""
+        layout = self.chunk_layout
+        shard = self._extents(layout.write_chunk.shape)
+        return None if shard == self._extents(layout.read_chunk.shape) else shard
+
+    def _extents(self, extents: Sequence[int | None] | None) -> tuple[int, ...] | None:
+        if not extents or not any(extents):
+            return () if self.rank == 0 else None
+        return tuple(
+            max(1, n) if extent is None else extent
+            for extent, n in zip(extents, self.shape, strict=True)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded size in bytes; strings and JSON values count as a pointer each, as in NumPy."""
+        return self.size * self.dtype.itemsize
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:

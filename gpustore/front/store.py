@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 
 from gpustore.backends.base import NEW, Output
 from gpustore.drivers.base import Driver, OpenMode
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
 from gpustore.explain.explanation import Explanation
+from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_array import OpenedArray
 from gpustore.front.opened_spec import opened_spec
 from gpustore.front.spec import Spec
@@ -68,7 +70,17 @@ class TensorStore(OpenedArray):
         OutOfBoundsError
             If an index is outside explicit bounds; implicit ones are checked on reading.
         """
-        return self._through(self._transform[index])
+        try:
+            return self._through(self._transform[index])
+        except OutOfBoundsError as error:
+            raise error.suffixed(self._about_bounds()) from None
+
+    def _about_bounds(self) -> str:
+        """Say how indices count here, for users of NumPy; only for domains of finite size."""
+        return (
+            f"; the domain is {self.domain}, and indices are its coordinates: use store.numpy[...] "
+            "for negative and clipped indices as in NumPy, or store.translate_to[0] to count from 0"
+        )
 
     def __setitem__(self, index: Any, source: Any) -> None:
         """Write `source` to a part and wait until it is stored."""
@@ -379,8 +391,60 @@ class TensorStore(OpenedArray):
         array: NDArray[Any] = self.read().result()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    # As TensorStore: it is no sequence of elements, each of them a read.
-    __iter__ = None
+    @property
+    def numpy(self) -> NumpyView:
+        """View that is indexed as a NumPy array: from zero, negative, clipped, read at once.
+
+        >>> import gpustore
+        >>> gpustore.array([3, 4, 5])[1:].numpy[-1]
+        np.int64(5)
+        """
+        return NumpyView(self)
+
+    @property
+    def nchunks(self) -> int:
+        """Number of chunks that hold elements of the domain, stored or not; 1 without chunks."""
+        try:
+            return self.explain().chunks
+        except UnsupportedError:
+            return 1
+
+    def __len__(self) -> int:
+        if self.rank == 0:
+            raise TypeError("len() of a store without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[TensorStore]:
+        """Iterate over the parts along the first dimension, which are views: nothing is read."""
+        start = self.domain.origin[0] if self.rank else 0
+        return (self[index] for index in range(start, start + len(self)))
+
+    # It would compare views by identity, never elements.
+    __contains__ = None
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar()) if self.rank == 0 else self.size > 0
+
+    def __int__(self) -> int:
+        return int(self._scalar())
+
+    def __float__(self) -> float:
+        return float(self._scalar())
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar())
+
+    def __index__(self) -> int:
+        return operator.index(self._scalar())
+
+    def _scalar(self) -> Any:
+        """Read the only element."""
+        if self.rank:
+            raise TypeError(
+                f"only a store without dimensions converts to a Python number, but this one has "
+                f"the domain {self.domain}; index all dimensions first, as store[0, 0]"
+            )
+        return self.read().result()[()]
 
     # ---- bounds
 

@@ -305,9 +305,6 @@ def test_futures_of_a_write():
 # ---- as a Python object
 
 PYTHON = {
-    "len": len,
-    "iter": list,
-    "contains": lambda s: 1 in s,
     "hash": lambda s: isinstance(hash(s), int),
     "equal": lambda s: (s == s[...], s != s[...]),
     "bool": bool,
@@ -315,7 +312,6 @@ PYTHON = {
     "array of float32": lambda s: np.array(s, dtype="float32"),
     "array of int8": lambda s: np.array(s, dtype="int8"),
     "add": lambda s: np.add(s, 1),
-    "float": lambda s: float(s[0]),
     "new": lambda s: type(s)(),
     "no such keyword": lambda s: s.spec(foo=1),
 }
