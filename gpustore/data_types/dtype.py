@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 import ml_dtypes
@@ -124,7 +124,7 @@ class dtype:
     _numpy_dtype: np.dtype[Any]
     _type: builtins.type[Any]
 
-    def __new__(cls, dtype: DTypeLike) -> Self:
+    def __new__(cls, dtype: DTypeLike) -> DataType:
         if isinstance(dtype, cls):
             return dtype
         if isinstance(dtype, str):
@@ -210,6 +210,8 @@ class dtype:
 
 
 # np.dtype is itself generic over its scalar; anything else numpy.dtype() takes is a TypeError.
+# Within the class its name is that of a property.
+DataType: TypeAlias = dtype
 DTypeLike: TypeAlias = "str | dtype | np.dtype[Any] | builtins.type[Any]"
 
 
