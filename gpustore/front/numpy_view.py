@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.data_types.dtype import dtype
 from gpustore.errors import OutOfBoundsError
 from gpustore.index_space.accessor import Accessor
-
-if TYPE_CHECKING:
-    from gpustore.front.store import TensorStore
+from gpustore.runtime.future import Future
+from gpustore.runtime.write_futures import WriteFutures
 
 _NUMPY: Final = "numpy"
+
+
+class Store(Protocol):
+    """Members of a TensorStore that the view needs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def dtype(self) -> dtype: ...
+    @property
+    def translate_to(self) -> Accessor[Self]: ...
+    @property
+    def read(self) -> Callable[[], Future[Any]]: ...
+    @property
+    def write(self) -> Callable[[Any], WriteFutures]: ...
+    def __getitem__(self, index: Any) -> Self: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]: ...
+    def __len__(self) -> int: ...
 
 
 class NumpyView:
@@ -45,7 +69,7 @@ class NumpyView:
 
     __slots__ = ("_store",)
 
-    def __init__(self, store: TensorStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store.translate_to[0] if store.rank else store
 
     @property
@@ -133,10 +157,11 @@ class NumpyView:
             return elements[()]
         return elements
 
-    def _select(self, mode: str, index: Any) -> TensorStore:
+    def _select(self, mode: str, index: Any) -> Store:
         terms = _terms(index, self.shape, joint=mode == _NUMPY)
         store = self._store
-        return (store if mode == _NUMPY else getattr(store, mode))[terms]
+        selected: Store = (store if mode == _NUMPY else getattr(store, mode))[terms]
+        return selected
 
 
 class _Elements(Accessor[Any]):
