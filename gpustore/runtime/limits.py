@@ -102,10 +102,6 @@ class Limits:
         """Return all limits as a JSON object."""
         return {name: getattr(self, name) for name in _NAMES}
 
-    def __hash__(self) -> int:
-        # Few limits differ, and many things are remembered for some.
-        return hash(self.metadata_nbytes)
-
     def check(self, name: str, value: int, what: str, *, key: str | None = None) -> None:
         """Raise LimitError if `value` is larger than limit `name`.
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._remembered import described
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.runtime.limits import DEFAULT_LIMITS
+from gpustore.runtime.limits import DEFAULT_LIMITS, Limits
 from tests.matrix import each
 
 V2 = {
@@ -89,13 +90,13 @@ def missing_chunk(chain):
 
 
 CACHES = (
-    _remembered._recent,
     *(_remembered._constraints, _remembered._merged, _remembered._created),
     _remembered._encoded,
 )
 
 
 def forget():
+    _remembered._recent.clear()
     for cache in CACHES:
         cache.cache_clear()
 
@@ -279,6 +280,11 @@ def test_caches_are_bounded():
     for extent, level in itertools.product(range(1, 20), range(9)):
         outcome({**V2, "shape": [extent, 6], "compressor": {"id": "zlib", "level": level}})
         Spec({"driver": "zarr2", "kvstore": "memory://", "metadata": {"shape": [extent, level]}})
+        file = file_of(V3)
+        file = replace(file, limits=Limits(rank=1 + extent))
+        file.of_value(json.dumps({**V3, "shape": [1, 6], "attributes": {}}).encode())
+    assert 0 < len(_remembered._recent) <= 8
+    assert all(0 < len(one.documents) <= 16 for one in _remembered._recent.values())
     for cache in CACHES:
         info = cache.cache_info()
         assert info.currsize <= info.maxsize <= 64
