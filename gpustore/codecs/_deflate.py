@@ -1,11 +1,14 @@
 """Deflate streams, which ``gzip`` and ``zlib`` wrap differently (RFC 1950, 1951, 1952).
 
-isal (Intel's ISA-L) decodes them 1.4 to 2.7 times as fast as the standard library and encodes
-the two lowest levels 5 times as fast; it has no counterpart of the higher ones. Measured in
-``docs/design/002-dependencies.md``. Both release the GIL.
+isal (Intel's ISA-L) decodes them 1.4 to 2.7 times as fast as the standard library. The native core
+calls libdeflate instead, which takes three quarters of isal's time and decodes one whole stream
+only. isal also decodes several members, and reports damage.
 
-The native core calls libdeflate instead, which takes three quarters of isal's time and decodes one
-whole stream only. isal also decodes several members, and reports damage.
+A level means the effort that zlib makes at it. isal encodes levels 1 and 2, in Python alone, 4 to
+18 times as fast as zlib and 2 to 6 times as fast as libdeflate; it has no counterpart of others.
+Those libdeflate encodes, at its level of the same number, in a fifth to a half of zlib's time; the
+native core calls it too, so that both store the same bytes. Measured in
+``docs/design/002-dependencies.md``. All release the GIL.
 
 On a device nvcomp decodes and encodes the streams; kernels compute the checksums that end what is
 encoded. When it decodes it compares no checksum, so a kernel computes that of the
@@ -15,7 +18,7 @@ bytes behind it are detected unless they end with that same checksum (and length
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +52,7 @@ from gpustore.codecs._deflate_columns import (
     read_gzip,
     read_zlib,
 )
+from gpustore.codecs.libdeflate import compress
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress
@@ -64,7 +68,7 @@ _ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 # What the libraries call the container, and whether a value may hold several streams.
 _GZIP, _ZLIB = 31, 15
 
-# Levels at which isal compresses about as well as zlib does (2.19 to 2.25, 2.22 to 2.28).
+# Levels at which isal compresses about as well as zlib does.
 _ISAL_LEVELS = (1, 2)
 
 # Input handed over at once where several streams follow each other. What a stream leaves of it
@@ -123,15 +127,21 @@ class Deflate(BytesCodec):
     def native_codec(self) -> str:
         return self.name
 
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
+        del decoded_nbytes
+        return None if self.level in _ISAL_LEVELS else {"level": self.level}
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return zlib's bound for unknown encoders, with room for headers, in bytes."""
         return decoded_nbytes + (decoded_nbytes >> 3) + (decoded_nbytes >> 6) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one stream; a gzip header without time and name keeps equal chunks equal."""
-        compress = isal_zlib.compress if self.level in _ISAL_LEVELS else zlib.compress
-        encoded: bytes = compress(decoded, self.level, self._wbits)
-        return encoded
+        if self.level in _ISAL_LEVELS:
+            encoded: bytes = isal_zlib.compress(decoded, self.level, self._wbits)
+            return encoded
+        nbytes = memoryview(decoded).nbytes
+        return compress(self.name, decoded, self.level, self.encoded_bound(nbytes))
 
     def decode(
         self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None

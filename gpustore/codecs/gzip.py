@@ -16,7 +16,8 @@ Zarr v2::
     {"id": "gzip", "level": 1}
 
 The default level is 6 in v3 and 1 in v2, TensorStore's; a level of -1 stored in v2 is 6, see
-``zlib``. Several gzip members in a row are read
+``zlib``. A level is the effort of zlib at it; other libraries make the streams
+(:mod:`gpustore.codecs._deflate`). Several gzip members in a row are read
 if together they are exactly one chunk; TensorStore reads the first alone. Bytes after the end
 are an error; TensorStore ignores them in v3.
 """

@@ -38,6 +38,7 @@ public:
         if (zstd_) free_zstd_(zstd_);
         if (zstd_encoder_) free_zstd_encoder_(zstd_encoder_);
         if (deflate_) free_deflate_(deflate_);
+        if (deflate_encoder_) free_deflate_encoder_(deflate_encoder_);
     }
 
     // Uninitialised memory of at least `nbytes` bytes, null if there is none.
@@ -86,14 +87,30 @@ public:
         return deflate_;
     }
 
+    // For one level; an encoder for another one is freed.
+    void* deflate_encoder(const Functions& functions, i64 level) {
+        if (deflate_encoder_ && level != deflate_level_) {
+            free_deflate_encoder_(deflate_encoder_);
+            deflate_encoder_ = nullptr;
+        }
+        if (!deflate_encoder_) {
+            free_deflate_encoder_ = functions.libdeflate_free_compressor;
+            deflate_encoder_ = functions.libdeflate_alloc_compressor(static_cast<int>(level));
+            deflate_level_ = level;
+        }
+        return deflate_encoder_;
+    }
+
 private:
     static constexpr i64 HUGE_PAGE = 2 << 20;
     u8* memory_[USES] = {};
     i64 nbytes_[USES] = {};
-    void *zstd_ = nullptr, *zstd_encoder_ = nullptr, *deflate_ = nullptr;
+    void *zstd_ = nullptr, *zstd_encoder_ = nullptr, *deflate_ = nullptr, *deflate_encoder_ = nullptr;
+    i64 deflate_level_ = 0;
     std::size_t (*free_zstd_)(void*) = nullptr;
     std::size_t (*free_zstd_encoder_)(void*) = nullptr;
     void (*free_deflate_)(void*) = nullptr;
+    void (*free_deflate_encoder_)(void*) = nullptr;
 };
 
 constexpr unsigned long long UNKNOWN_SIZE = ~0ull;  // zstd.h: ZSTD_CONTENTSIZE_UNKNOWN

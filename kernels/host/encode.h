@@ -53,6 +53,14 @@ public:
                 size = made + 4;
                 return made > 0 ? out : nullptr;
             }
+            case GZIP:
+            case ZLIB: {
+                void* context = scratch_.deflate_encoder(functions_, encoding_.level);
+                auto call = array_.codec == GZIP ? functions_.libdeflate_gzip_compress : functions_.libdeflate_zlib_compress;
+                const std::size_t made = context ? call(context, chunk, in, out, static_cast<std::size_t>(room)) : 0;
+                size = static_cast<i64>(made);
+                return made ? out : nullptr;  // 0: it does not fit
+            }
         }
         return nullptr;
     }

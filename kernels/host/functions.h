@@ -30,11 +30,15 @@ struct Functions {
     int (*LZ4_decompress_safe)(const char* src, char* dst, int src_size, int dst_capacity);
     int (*LZ4_compress_fast)(const char* src, char* dst, int src_size, int dst_capacity, int acceleration);
 
-    // libdeflate: libdeflate.h; contexts are libdeflate_decompressor
+    // libdeflate: libdeflate.h; contexts are libdeflate_decompressor and libdeflate_compressor
     void* (*libdeflate_alloc_decompressor)();
     void (*libdeflate_free_decompressor)(void* context);
     int (*libdeflate_gzip_decompress_ex)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity, size_t* src_used, size_t* dst_used);
     int (*libdeflate_zlib_decompress_ex)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity, size_t* src_used, size_t* dst_used);
+    void* (*libdeflate_alloc_compressor)(int level);
+    void (*libdeflate_free_compressor)(void* context);
+    size_t (*libdeflate_gzip_compress)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity);
+    size_t (*libdeflate_zlib_compress)(void* context, const void* src, size_t src_size, void* dst, size_t dst_capacity);
 
     // crc32c: crc32c.h
     uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t* data, size_t count);

@@ -9,7 +9,7 @@ namespace gpustore {
 // What does not change from one write of an array to the next.
 struct Encoding {
     const Array* array;       // its `fill` is an element of a missing chunk, and of cells beyond the edge
-    i64 level;                // of Blosc and zstd; the acceleration of LZ4
+    i64 level;                // of Blosc, zstd, gzip and zlib; the acceleration of LZ4
     i64 checksum;             // whether zstd's own follows a frame
     i64 shuffle, typesize, blocksize, compressor;  // of Blosc; `compressor` counts as in encode.h
 };

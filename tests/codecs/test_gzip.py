@@ -3,11 +3,16 @@
 import gzip
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numcodecs
+import numpy as np
 import pytest
+import tensorstore
+import zarr
 from hypothesis import given
 
+import gpustore
 from gpustore.errors import CorruptChunkError
 from tests.codecs.contract import (
     check_damage,
@@ -19,7 +24,7 @@ from tests.codecs.contract import (
 )
 from tests.matrix import each
 
-LEVELS = (0, 1, 2, 6)
+LEVELS = (0, 1, 2, 3, 6, 9)
 
 
 @pytest.mark.matrix
@@ -35,14 +40,52 @@ def test_decodes_encodings_of_other_libraries_and_the_reverse(level, nbytes):
     payload = make_payload(nbytes, "steps")
     codec = stage("gzip", level=level)
     assert numcodecs.GZip().decode(codec.encode(payload)) == payload
+    assert gzip.decompress(codec.encode(payload)) == payload
     for encoded in (numcodecs.GZip(level).encode(payload), gzip.compress(payload, level)):
         assert codec.decode(encoded, nbytes, exact=True) == payload
 
 
-def test_encoding_is_reproducible():
-    codec = stage("gzip", level=1)
+@each("level", LEVELS)
+def test_encoding_is_reproducible(level):
+    codec = stage("gzip", level=level)
     assert codec.encode(b"abc") == codec.encode(b"abc")
     assert codec.encode(b"abc")[4:8] == bytes(4)  # no time
+
+
+@each("level", range(10))
+@each("name", ["steps", "noise"])
+def test_a_level_is_about_as_small_as_that_of_zlib(level, name):
+    payload = make_payload(100_000, name)
+    nbytes = len(stage("gzip", level=level).encode(payload))
+    assert nbytes <= 1.05 * len(gzip.compress(payload, level)) + 20
+
+
+def test_threads_encode_at_several_levels_at_once():
+    payload = make_payload(20_000, "steps")
+    expected = [stage("gzip", level=level).encode(payload) for level in (3, 6)]
+
+    def encode(number):
+        return [stage("gzip", level=level).encode(payload) for level in (3, 6)] * (number % 3)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, found in enumerate(pool.map(encode, range(40))):
+            assert found == expected * (number % 3)
+
+
+@each("level", [0, 3, 6, 9])
+@each("version", [2, 3])
+def test_tensorstore_and_zarr_read_what_is_stored(tmp_path, level, version):
+    values = np.arange(10_000, dtype="u2").reshape(100, 100) // 7
+    codecs = [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": level}}]
+    metadata = (
+        {"codecs": codecs} if version == 3 else {"compressor": {"id": "gzip", "level": level}}
+    )
+    spec = {"driver": f"zarr{version}", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    store = gpustore.open(spec, create=True, dtype="uint16", shape=values.shape).result()
+    store.write(values).result()
+    read = tensorstore.open({"driver": f"zarr{version}", "kvstore": f"file://{tmp_path}/"}).result()
+    assert np.array_equal(read[...].read().result(), values)
+    assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], values)
 
 
 def test_refuses_wrong_sizes():

@@ -18,7 +18,7 @@ from tests.codecs.contract import (
 )
 from tests.matrix import each
 
-LEVELS = (0, 1, 9)
+LEVELS = (0, 1, 3, 9)
 
 
 @pytest.mark.matrix

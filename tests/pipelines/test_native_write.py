@@ -99,7 +99,8 @@ def chains(draw, rank):
         "blosc", cname=cname, clevel=level, shuffle=shuffle, typesize=typesize, blocksize=blocksize
     )
     zstd = named("zstd", level=draw(st.integers(-7, 12)), checksum=draw(st.booleans()))
-    found += draw(st.sampled_from([[], [blosc], [blosc], [zstd], [zstd]]))
+    gzip = named("gzip", level=draw(st.sampled_from([0, *range(3, 10)])))
+    found += draw(st.sampled_from([[], [blosc], [blosc], [zstd], [zstd], [gzip]]))
     return (*found, *draw(st.sampled_from([[], [named("crc32c")]])))
 
 
@@ -225,16 +226,23 @@ def test_shards_are_encoded_by_the_core(tmp_path, monkeypatch):
     assert np.array_equal(store.read().result(), values)
 
 
-@pytest.mark.parametrize("acceleration", [1, 7, 65537])
-def test_lz4_of_zarr_v2(tmp_path, acceleration):
+COMPRESSORS = (
+    *({"id": "lz4", "acceleration": acceleration} for acceleration in (1, 7, 65537)),
+    *({"id": "zlib", "level": level} for level in (0, 1, 3, 9)),
+)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=str)
+def test_compressors_of_zarr_v2(tmp_path, compressor):
     values = np.arange(9000, dtype="u2").reshape(90, 100) // 3
     found = []
-    for kvstore in (f"file://{tmp_path}/", "memory://"):
-        compressor = {"id": "lz4", "acceleration": acceleration}
+    for way in (contextlib.nullcontext, encoded_in_python):
         metadata = {"compressor": compressor, "dtype": ">u2", "chunks": [40, 30]}
+        kvstore = f"file://{tmp_path / way.__name__}/"
         spec = {"driver": "zarr", "kvstore": kvstore, "metadata": metadata}
-        store = gpustore.open(spec, create=True, shape=values.shape).result()
-        store.write(values).result()
+        with way():
+            store = gpustore.open(spec, create=True, shape=values.shape).result()
+            store.write(values).result()
         found.append({key: store.kvstore[key] for key in store.kvstore.list().result()})
     assert found[0] == found[1]
     assert len(found[0]) == 13

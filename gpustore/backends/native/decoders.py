@@ -9,9 +9,9 @@ what needs it is done in Python.
 from __future__ import annotations
 
 import ctypes
-import sys
 from functools import cache
-from pathlib import Path
+
+from gpustore.codecs import libdeflate
 
 # Library -> its functions, in the order of `Functions` in kernels/host/functions.h.
 _FUNCTIONS = {
@@ -36,6 +36,10 @@ _FUNCTIONS = {
         "libdeflate_free_decompressor",
         "libdeflate_gzip_decompress_ex",
         "libdeflate_zlib_decompress_ex",
+        "libdeflate_alloc_compressor",
+        "libdeflate_free_compressor",
+        "libdeflate_gzip_compress",
+        "libdeflate_zlib_compress",
     ),
     "crc32c": ("crc32c_extend",),
 }
@@ -49,8 +53,6 @@ _LIBRARIES = {
     "zlib": "libdeflate",
     "crc32c": "crc32c",
 }
-
-_CONDA_LIBDEFLATE = "libdeflate.0.dylib" if sys.platform == "darwin" else "libdeflate.so.0"
 
 
 def addresses(*codecs: str) -> dict[str, int]:
@@ -107,10 +109,7 @@ def _path(library: str) -> str:
     elif library == "lz4":
         from numcodecs import lz4 as module
     elif library == "libdeflate":
-        try:
-            from deflate import _deflate as module
-        except ImportError:
-            return str(Path(sys.prefix, "lib", _CONDA_LIBDEFLATE))
+        return libdeflate.path()
     else:
         from google_crc32c import _crc32c as module
     path: str = module.__file__

@@ -20,6 +20,8 @@ import pytest
 from numcodecs import blosc, lz4, zstd
 
 from gpustore.backends.native import decoders
+from gpustore.codecs import libdeflate
+from gpustore.errors import UnsupportedError
 from tests.matrix import each
 
 HEADER = Path(__file__).parents[3] / "kernels" / "host" / "functions.h"
@@ -139,7 +141,7 @@ def test_libdeflate_of_conda_is_a_library_of_the_environment(tmp_path, monkeypat
     find = decoders._find.__wrapped__
     assert not any(find("libdeflate").values())
     (tmp_path / "lib").mkdir()
-    shutil.copy(_deflate.__file__, tmp_path / "lib" / decoders._CONDA_LIBDEFLATE)
+    shutil.copy(_deflate.__file__, tmp_path / "lib" / libdeflate.CONDA_NAME)
     assert all(find("libdeflate").values())
 
 
@@ -304,6 +306,28 @@ def test_deflate_streams_that_do_not_fit_are_errors(inflate, name):
     for value in (*values, damaged):
         assert decode(inflate, value, len(value), decoded, len(VALUES), used, made) != SUCCESS
     assert is_guarded(decoded)
+
+
+@each("name", DEFLATE)
+@each("level", [0, 1, 3, 6, 9])
+def test_deflate_compresses_to_the_same_stream(name, level):
+    compress = getattr(call, f"libdeflate_{name}_compress")
+    context = call.libdeflate_alloc_compressor(level)
+    room = len(VALUES) + 100
+    encoded = memory(room)
+    length = compress(context, VALUES, len(VALUES), encoded, room)
+    package = importlib.import_module("deflate")
+    expected = getattr(package, f"{name}_compress")(VALUES, level)
+    assert encoded.raw[:length] == expected == libdeflate.compress(name, VALUES, level, room)
+    assert compress(context, NOISE, len(NOISE), encoded, 1000) == 0
+    assert is_guarded(encoded)
+    call.libdeflate_free_compressor(context)
+
+
+def test_a_missing_libdeflate_is_named(monkeypatch):
+    monkeypatch.setattr(libdeflate, "path", lambda: "/nowhere/libdeflate.so.0")
+    with pytest.raises(UnsupportedError, match="install the package deflate"):
+        libdeflate._library.__wrapped__()
 
 
 def test_crc32c_is_that_of_the_library():
