@@ -19,6 +19,7 @@ namespace gpustore {
 namespace {
 
 constexpr i64 GROUP_NBYTES = 256 << 10; // of a raw chunk that are read at once
+constexpr i64 READ_NBYTES = 4 << 10;    // that are copied from the page cache while a read begins
 constexpr i64 TAKEN_NBYTES = 256 << 10; // of decoded chunks that a thread takes at once
 constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for most encoders
 constexpr i64 HEAD_NBYTES = 4096;       // of a Blosc frame: its header and the starts of its blocks
@@ -357,11 +358,9 @@ private:
             count_read(range.nbytes, array_.nbytes);
             return true;
         }
-        const i64 region = first_region(row);
+        if (reads_apart(row)) return read_groups(row, range);
         if (2 * (high_ - low_) > array_.nbytes) low_ = 0, high_ = array_.nbytes;
         const i64 span = high_ - low_;
-        if (span > GROUP_NBYTES && !job_.point_sets && first_region(row + 1) == region + 1)
-            return read_groups(region, range);
         u8* bytes = scratch_.take(Scratch::ENCODED, span);
         if (!bytes || !file_.read(bytes, span, range.start + low_) || !is_legal(bytes, span)) return false;
         copy_row(row, bytes, low_);
@@ -369,37 +368,70 @@ private:
         return true;
     }
 
-    // Reads a long region in groups along the dimension whose neighbours are furthest apart.
-    bool read_groups(i64 region, const Range& range) {
-        Box box = box_of(region);
-        int widest = 0;
-        for (int i = 1; i < box.rank; i++)
-            if (std::llabs(box.dimension[i].src) > std::llabs(box.dimension[widest].src)) widest = i;
-        if (!box.rank || !box.dimension[widest].src) return false;  // One long element.
-        const Dimension along = box.dimension[widest];
-        const i64 step = std::llabs(along.src);
-        box.dimension[widest].count = 1;
-        i64 low, high;  // of one position along it
-        box.reach(&Dimension::src, array_.itemsize, low, high);
-        // Gaps that are longer than what is wanted are not read.
-        const i64 group = 2 * (high - low) < step ? 1 : std::max<i64>(1, GROUP_NBYTES / step);
-        const Target& out = job_.out[target(region)];
-        const i64 src = array_.offset + job_.src_start[region];
-        u8* dst = out.memory + out.offset + job_.dst_start[region];
-        i64 fetched = 0;
-        for (i64 first = 0; first < along.count; first += group) {
-            const i64 count = std::min(group, along.count - first);
-            const i64 here = src + first * along.src;
-            const i64 begin = here + low - (along.src < 0 ? step * (count - 1) : 0);
-            const i64 span = high - low + step * (count - 1);
-            u8* bytes = scratch_.take(Scratch::ENCODED, span);
-            if (!bytes || !file_.read(bytes, span, range.start + begin) || !is_legal(bytes, span))
-                return false;
-            box.dimension[widest].count = count;
-            copy_box(dst + first * along.dst, bytes + (here - begin), box, array_.itemsize, array_.word);
-            fetched += span;
+    // Reads of a region of a raw chunk: groups of positions along the dimension whose neighbours are
+    // furthest apart. Gaps that are longer than what is wanted are not read.
+    struct Groups {
+        Box box;           // of one position
+        int widest = 0;    // the dimension
+        Dimension along = {1, 0, 0};
+        i64 step = 0, low = 0, high = 0, positions = 1;
+
+        Groups(const Box& region, i64 itemsize) : box(region) {
+            if (!box.rank) box.dimension[box.rank++] = along;
+            for (int i = 1; i < box.rank; i++)
+                if (std::llabs(box.dimension[i].src) > std::llabs(box.dimension[widest].src)) widest = i;
+            along = box.dimension[widest];
+            box.dimension[widest].count = 1;
+            box.reach(&Dimension::src, itemsize, low, high);
+            step = std::llabs(along.src);
+            if (!step)
+                positions = along.count;
+            else if (2 * (high - low) >= step)
+                positions = std::max<i64>(1, GROUP_NBYTES / step);
         }
-        count_read(fetched, high_ - low_);
+
+        i64 reads() const { return (along.count + positions - 1) / positions; }
+        i64 nbytes() const { return reads() * (high - low) + (along.count - reads()) * step; }
+    };
+
+    // Whether the regions of a row are read group by group, as that is faster than to read all between
+    // the outermost bytes, or fits the processor's cache.
+    bool reads_apart(i64 row) const {
+        const i64 begin = first_region(row), end = first_region(row + 1), span = high_ - low_;
+        if (job_.point_sets) return false;
+        if (end - begin == 1 && span > GROUP_NBYTES) return true;
+        i64 cost = 0;
+        for (i64 region = begin; region < end && 2 * cost < span; region++) {
+            const Groups groups(box_of(region), array_.itemsize);
+            cost += groups.nbytes() + READ_NBYTES * groups.reads();
+        }
+        return 2 * cost < span;
+    }
+
+    bool read_groups(i64 row, const Range& range) {
+        i64 fetched = 0, wanted = 0;
+        for (i64 region = first_region(row); region < first_region(row + 1); region++) {
+            Groups groups(box_of(region), array_.itemsize);
+            const Dimension& along = groups.along;
+            const i64 low = groups.low, high = groups.high, step = groups.step;
+            const Target& out = job_.out[target(region)];
+            const i64 src = array_.offset + job_.src_start[region];
+            u8* dst = out.memory + out.offset + job_.dst_start[region];
+            for (i64 first = 0; first < along.count; first += groups.positions) {
+                const i64 count = std::min(groups.positions, along.count - first);
+                const i64 here = src + first * along.src;
+                const i64 begin = here + low - (along.src < 0 ? step * (count - 1) : 0);
+                const i64 span = high - low + step * (count - 1);
+                u8* bytes = scratch_.take(Scratch::ENCODED, span);
+                if (!bytes || !file_.read(bytes, span, range.start + begin) || !is_legal(bytes, span))
+                    return false;
+                groups.box.dimension[groups.widest].count = count;
+                copy_box(dst + first * along.dst, bytes + (here - begin), groups.box, array_.itemsize, array_.word);
+                fetched += span;
+            }
+            wanted += high - low + step * (along.count - 1);
+        }
+        count_read(fetched, wanted);
         return true;
     }
 

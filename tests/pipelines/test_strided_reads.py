@@ -32,7 +32,7 @@ from tests.backends.native.stored_arrays import (
     stored,
     windows_of,
 )
-from tests.matrix import share
+from tests.matrix import each, share
 from tests.runtime.test_executor import run_python
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
@@ -110,6 +110,30 @@ def test_reads_that_wait_together_give_what_they_give_alone(
         for view, order, one in zip(views, orders, found):
             with in_python():
                 assert one == outcome(view.read(order=order).result)
+
+
+@each("kind", ["uint16", "bool", "float64"])
+@each("endian", ["little", "big"])
+def test_regions_of_a_raw_chunk_that_lie_far_apart_are_fetched_alone(kind, endian, tmp_path):
+    values = np.random.default_rng(0).integers(0, 2, (64, 64, 128)).astype(kind)
+    store = created(tmp_path, values.shape, values.shape, kind, [named("bytes", endian=endian)])
+    store[...] = values
+    store = open_at(tmp_path, {})
+    boxes = [
+        np.s_[3, 5, 7],
+        np.s_[60:63, 9, 100:],
+        np.s_[40:50, 20:22, 31],
+        np.s_[20:22, 60:64:3, 60:50:-2],
+        np.s_[33, 40:20:-7, 5:9],
+    ]
+    with busy(store):
+        futures = [store[box].read() for box in boxes]
+        futures += [store[:, 1:3, 1:3].transpose([2, 0, 1])[:, 2:4].read(order="F")]
+        found = [future.result() for future in futures]
+    expected = [values[box] for box in boxes] + [values[2:4, 1:3, 1:3].transpose(2, 0, 1)]
+    assert all(map(np.array_equal, found, expected))
+    assert sum(future.statistics["key_reads"] for future in futures) == 1
+    assert sum(future.statistics["bytes_fetched"] for future in futures) < values.nbytes / 8
 
 
 @given(st.data(), specs(), st.integers(0, 999))
