@@ -54,7 +54,7 @@ GATHERINGS = 10
 
 
 class StridedRead:
-    """A read of one array; runs its own Future (:class:`gpustore.runtime.future.Runner`).
+    """A read of one array, a task for its Future (:class:`gpustore.runtime.future.Deferred`).
 
     Attributes
     ----------
@@ -89,7 +89,8 @@ class StridedRead:
     def ask(self) -> Future[Any]:
         """Return the Future of the read, which waits in the queue of its array."""
         array = self.array
-        future = Future.deferred(self._now, self)
+        future: Future[Any] = new()
+        future._deferred = self
         waiting = array.waiting
         waiting.reads.append(weakref.ref(future))
         rows = self.maps.rows
@@ -101,12 +102,12 @@ class StridedRead:
             _call_worker(array)
         return future
 
-    def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
+    def begin(self, future: Future[Any], /) -> None:
         """Let a worker do the read, whose Future nobody else may claim now."""
         self.array.waiting.reads.append((self, future))
         _call_worker(self.array)
 
-    def _now(self) -> Any:
+    def now(self) -> Any:
         """Read on this thread, together with all that wait; return the result or its Future."""
         together = _begin_waiting(self.array, self)
         if together is not None:
@@ -317,9 +318,9 @@ def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
             reads.append(entry)
             continue
         future = entry()
-        if future is None or (waits := future._deferred) is None:
+        if future is None or (one := future._deferred) is None:
             continue
-        reads.append((waits[1], future))
+        reads.append((one, future))
         if future._claim() is None:
             reads.pop()
         else:

@@ -60,6 +60,31 @@ class Runner(Protocol):
         """Finish `future` with the result of `fn` soon, on another thread."""
 
 
+class Deferred(Protocol):
+    """A task that has not begun, as its Future needs it."""
+
+    @property
+    def now(self) -> Callable[[], Any]:
+        """Does the task on this thread; returns its result, or a Future of it."""
+
+    def begin(self, future: Future[Any], /) -> None:
+        """Finish `future` with the result soon, on another thread."""
+
+
+class _Task:
+    """A deferred call of a function."""
+
+    __slots__ = ("_executor", "now")
+
+    def __init__(self, now: Callable[[], Any], executor: Runner) -> None:
+        self.now = now
+        self._executor = executor
+
+    def begin(self, future: Future[Any], /) -> None:
+        """Let the executor finish `future`."""
+        self._executor.begin(future, self.now)
+
+
 class Crew(Protocol):
     """Thread pool that replaces a thread which waits, as a Future needs it."""
 
@@ -105,9 +130,9 @@ class Future(Generic[T]):
     _done: bool
     _value: T
     _error: BaseException | None
-    _callbacks: list[Callable[[Future[T]], object]]
-    _waiters: list[threading.Lock]
-    _deferred: tuple[Callable[[], T | Future[T]], Runner] | None
+    _callbacks: list[Callable[[Future[T]], object]] | None  # None as well if there are none
+    _waiters: tuple[threading.Lock, ...]
+    _deferred: Deferred | None
     _early: Callable[[], tuple[T] | None] | None  # the result for a stream, if it may wait for it
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
@@ -138,7 +163,7 @@ class Future(Generic[T]):
             Runs `fn` unless a caller of ``result()`` runs it.
         """
         self: Future[T] = new()
-        self._deferred = (fn, executor)
+        self._deferred = _Task(fn, executor)
         return self
 
     def done(self) -> bool:
@@ -182,12 +207,10 @@ class Future(Generic[T]):
 
     def force(self) -> None:
         """Start the operation if it is deferred."""
-        claimed = self._claim()
-        if claimed is not None:
-            fn, executor = claimed
-            del claimed
+        task = self._claim()
+        if task is not None:
             self._epoch = _epoch
-            executor.begin(self, fn)
+            task.begin(self)
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> T:
         """Wait for the operation and return its result.
@@ -262,7 +285,7 @@ class Future(Generic[T]):
         with self._lock:
             waiting = not self._done
             if waiting:
-                self._callbacks.append(callback)
+                self._call_at_end(callback)
         if waiting:
             self.force()
         else:
@@ -271,9 +294,9 @@ class Future(Generic[T]):
     def remove_done_callback(self, callback: Callable[[Future[T]], object]) -> int:
         """Remove `callback` and return how often it had been added."""
         with self._lock:
-            before = len(self._callbacks)
-            self._callbacks = [c for c in self._callbacks if c != callback]
-            return before - len(self._callbacks)
+            before = self._callbacks or []
+            self._callbacks = [c for c in before if c != callback]
+            return len(before) - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
@@ -295,7 +318,13 @@ class Future(Generic[T]):
                 raise
         return self.result()
 
-    def _claim(self) -> tuple[Callable[[], T | Future[T]], Runner] | None:
+    def _call_at_end(self, callback: Callable[[Future[T]], object]) -> None:
+        """Add a callback to a Future that is not done; called under the lock."""
+        if self._callbacks is None:
+            self._callbacks = []
+        self._callbacks.append(callback)
+
+    def _claim(self) -> Deferred | None:
         """Return the deferred task to the first caller, None to all others."""
         # Without the lock, which most waits need not take: a claimed task never comes back.
         if self._deferred is None:
@@ -340,7 +369,7 @@ class Future(Generic[T]):
 
         with self._lock:
             if not self._done:
-                self._callbacks.append(cancel)
+                self._call_at_end(cancel)
                 self._help = inner._help
         inner.add_done_callback(copy)
         # A cancellation before `cancel` was added has not called it.
@@ -361,12 +390,13 @@ class Future(Generic[T]):
     def _announce(self) -> None:
         """Wake waiting threads and call the callbacks; called once, by the thread that finished."""
         self._deferred = self._help = self._early = None
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.release()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, ()
+            for waiter in waiters:
+                waiter.release()
         if not self._callbacks:
             return
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, None
         # Operations that callbacks begin are no part of the one that this thread works for.
         operation, CURRENT.operation = CURRENT.operation, None
         for callback in callbacks:
@@ -380,12 +410,10 @@ class Future(Generic[T]):
     def _wait(self, timeout: float | None, deadline: float | None) -> None:
         """Return when done; if there is no time limit, a deferred task runs here, or a part."""
         if timeout is None and deadline is None:
-            claimed = self._claim()
-            if claimed is not None:
-                fn = claimed[0]
-                del claimed
-                self._run(fn)
-                del fn
+            task = self._claim()
+            if task is not None:
+                self._run(task.now)
+                del task
                 if self._done:
                     return
             seconds = -1.0
@@ -428,7 +456,7 @@ class Future(Generic[T]):
         with self._lock:
             if self._done:
                 return True
-            self._waiters.append(waiter)
+            self._waiters += (waiter,)
         woken = False
         end = math.inf if seconds < 0 else time.monotonic() + seconds
         try:
@@ -437,8 +465,7 @@ class Future(Generic[T]):
         finally:
             if not woken:
                 with self._lock:
-                    if waiter in self._waiters:
-                        self._waiters.remove(waiter)
+                    self._waiters = tuple([one for one in self._waiters if one is not waiter])
         return woken
 
 
@@ -517,8 +544,8 @@ def new(epoch: int | None = None) -> Future[Any]:
     self._lock = threading.Lock()
     self._done = False
     self._value = self._error = self._deferred = self._help = self._early = None
-    self._callbacks = []
-    self._waiters = []
+    self._callbacks = None
+    self._waiters = ()
     self._epoch = epoch
     self._statistics = CURRENT.operation
     return self
@@ -585,5 +612,5 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEven
             self._finish(done.result(), None)
 
     running.add_done_callback(copy)
-    self._callbacks.append(lambda done: done.cancelled() and running.cancel())
+    self._call_at_end(lambda done: done.cancelled() and running.cancel())
     return self

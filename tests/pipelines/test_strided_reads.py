@@ -255,7 +255,7 @@ def test_cancelled_and_dropped_reads_are_left_out(array, passes):
 
 def test_what_a_dropped_read_held_is_released(array):
     future = array[:3, :3].read()
-    memory = weakref.ref(future._deferred[1].memory.array)
+    memory = weakref.ref(future._deferred.memory.array)
     del future
     gc.collect()
     assert memory() is None
