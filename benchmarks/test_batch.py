@@ -49,7 +49,6 @@ def test_1000_crops(measure, peer, array_format, extent, stored, volume):
     result = measure(
         lambda: read_crops(peer, handle, boxes),
         nbytes=sum(crop.nbytes for crop in expected),
-        rounds=3,
     )
     assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
@@ -63,7 +62,6 @@ def test_batch_of_1000_crops(measure, peer, array_format, stored, volume):
     result = measure(
         lambda: read_batch(peer, handle, boxes),
         nbytes=sum(crop.nbytes for crop in expected),
-        rounds=3,
     )
     assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
