@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpustore import registry
-from gpustore.backends.decoders import GpuDecoders, decoder_of
+from gpustore.backends.decoders import GpuDecoders, decoder_of, encoder_of
 from gpustore.backends.device.direct_read import LEAST_NBYTES
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS
@@ -81,7 +81,8 @@ encodes the chunks. nvcomp has one level of each codec: the host encodes zstd le
 gzip and zlib levels above {deflate} and level 0, Blosc levels that stand for those, zstd frames
 with a content checksum, and LZ4 chunks of more than 16 MiB. Only encoded bytes are copied to the
 host; chunks that the host encodes are copied as they are, and counted (`host_encodings` in the
-statistics of the write). A codec other than `crc32c` behind a compressor is the host's, too.
+statistics of the write); `store.explain_write()` and `gpustore info` say why. A codec other than
+`crc32c` behind a compressor is the host's, too.
 
 nvcomp encodes a small constant stream of each codec before its first use, and the host decodes it.
 A codec that fails is left to the host, which a `gpustore.DeviceWarning` tells once.
@@ -182,7 +183,7 @@ def encoded_by(chain: CodecChain, decoders: GpuDecoders) -> str:
     if chain.is_raw:
         return "nothing to encode"
     (stage,) = chain.stages
-    return "own kernels" if stage.device_codec is None else "nvcomp"
+    return encoder_of(stage).replace("nothing", "nothing to encode")
 
 
 def codec_row(name: str, chain: CodecChain) -> str:

@@ -35,6 +35,7 @@ from gpustore.errors import (
     UnsupportedError,
 )
 from gpustore.explain.explanation import Explanation
+from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.front.array import array
 from gpustore.front.cast import cast
 from gpustore.front.group import Group
@@ -136,6 +137,7 @@ __all__ = [
     "TensorStore",
     "Unit",
     "UnsupportedError",
+    "WriteExplanation",
     "WriteFutures",
     "array",
     "bfloat16",

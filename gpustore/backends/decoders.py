@@ -61,3 +61,13 @@ def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:
         return "nothing"
     codec = stage.device_codec
     return "own kernels" if codec is None or decoders.codec(codec) is None else "nvcomp"
+
+
+def encoder_of(stage: BytesCodec) -> str:
+    """Name the encoder of a codec that a device encodes, as :func:`decoder_of` does.
+
+    Kernels of the package compress nothing.
+    """
+    if stage.is_identity:
+        return "nothing"
+    return "own kernels" if stage.device_codec is None else "nvcomp"

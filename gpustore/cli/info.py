@@ -4,8 +4,8 @@
 
 1. Open the array, which reads its metadata only.
 2. List the stored values, with sizes where the kvstore is a folder of files.
-3. Estimate a read of the array: the decoders here and on a GPU. ``--explain`` prints the whole
-   estimate.
+3. Estimate a read and a write of the array: the decoders and encoders here and on a GPU.
+   ``--explain`` prints the whole estimates.
 4. Print the facts.
 """
 
@@ -48,12 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         if arguments.explain:
             facts["explanation"] = store.explain().to_json()
+            facts["write_explanation"] = store.explain_write().to_json()
         print(json.dumps(facts, indent=2))
     else:
         screen = Screen()
         screen.facts(arguments.array, _for_people(store, facts))
         if arguments.explain:
-            screen.line(f"\n{store.explain()}")
+            screen.line(f"\n{store.explain()}\n\n{store.explain_write()}")
     return 0
 
 
@@ -77,9 +78,9 @@ def describe(store: gpustore.TensorStore) -> dict[str, Any]:
         their length.
         ``cast_from`` is there if elements are cast: all but ``dtype`` and ``fill_value`` is about
         what is stored then.
-        ``decoding`` says who decodes chunks here, with which library of a device, and what is
-        missing or fails there; ``gpu`` who would on a GPU with nvcomp, why the
-        host if so, and what is missing for one here (None if the array is on a GPU).
+        ``decoding`` and ``encoding`` say who decodes and encodes chunks here, with which library of
+        a device, and what is missing or fails there; ``gpu`` who would on a GPU with nvcomp, why
+        the host if so, and what is missing for one here (None if the array is on a GPU).
         ``native_core`` is that of :func:`gpustore.native_core`.
     """
     base = store.base
@@ -134,18 +135,26 @@ def _cast(store: gpustore.TensorStore, base: gpustore.TensorStore) -> dict[str, 
 
 
 def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
-    """Return the decoders of chunks here and on a GPU, from the estimate of an empty read."""
-    first = store[tuple(slice(n, n) for n in store.domain.origin)].explain().to_json()
-    gpu = {"codecs": first["gpu"], "reason": first["gpu_reason"], "missing": first["gpu_missing"]}
-    return {
-        "decoding": {
-            "codecs": first["codecs"],
-            "reason": first["host_reason"],
-            "library": first["library"],
-            "shortcoming": first["shortcoming"],
-        },
-        "gpu": gpu if store.device == "cpu" else None,
+    """Return who decodes and encodes chunks here and on a GPU, from estimates of empty parts."""
+    nothing = store[tuple(slice(n, n) for n in store.domain.origin)]
+    read, write = nothing.explain().to_json(), nothing.explain_write().to_json()
+    gpu = {
+        "codecs": read["gpu"],
+        "reason": read["gpu_reason"],
+        "encoders": write["gpu"],
+        "encoder_reason": write["gpu_reason"],
+        "missing": read["gpu_missing"],
     }
+    here = {
+        name: {
+            "codecs": found["codecs"],
+            "reason": found["host_reason"],
+            "library": found["library"],
+            "shortcoming": found["shortcoming"],
+        }
+        for name, found in (("decoding", read), ("encoding", write))
+    }
+    return {**here, "gpu": gpu if store.device == "cpu" else None}
 
 
 def chunk_extents(
@@ -263,23 +272,28 @@ def _for_people(store: gpustore.TensorStore, facts: Mapping[str, Any]) -> list[t
         ("native core", _native_core(facts["native_core"])),
     ]
     if facts["gpu"] is None:
-        decoding = facts["decoding"]
-        pairs.append(("decoded by", _decoders(decoding)))
-        details = ("library", decoding["library"]), ("missing", decoding["shortcoming"])
+        decoding, encoding = facts["decoding"], facts["encoding"]
+        pairs.append(("decoded by", _codecs(decoding["codecs"], decoding["reason"])))
+        pairs.append(("encoded by", _codecs(encoding["codecs"], encoding["reason"])))
+        # What is wrong with the decoders stands in both.
+        details = ("library", decoding["library"]), ("missing", encoding["shortcoming"])
         pairs += [(name, text) for name, text in details if text is not None]
     else:
-        pairs += [("no GPU here", reason) for reason in facts["gpu"]["missing"]]
-        pairs.append(("on a GPU", f"decoded by {_decoders(facts['gpu'])}"))
+        gpu = facts["gpu"]
+        pairs += [("no GPU here", reason) for reason in gpu["missing"]]
+        pairs.append(("on a GPU", f"decoded by {_codecs(gpu['codecs'], gpu['reason'])}"))
+        pairs.append(("", f"encoded by {_codecs(gpu['encoders'], gpu['encoder_reason'])}"))
     if facts["shard"]:
         pairs.insert(5, ("shard", format_shape(facts["shard"])))
     return pairs
 
 
-def _decoders(path: Mapping[str, Any]) -> str:
-    """Return the decoders as one line."""
-    if path["reason"] is not None:
-        return f"the host: {path['reason']}"
-    return ", ".join(f"{c['decoder']} ({c['codec']})" for c in path["codecs"]) or "nobody: raw"
+def _codecs(codecs: Sequence[Mapping[str, Any]], reason: str | None) -> str:
+    """Return the decoders or encoders as one line, or the reason why the host does all."""
+    if reason is not None:
+        return f"the host: {reason}"
+    pairs = [tuple(one.values()) for one in codecs]
+    return ", ".join(f"{who} ({codec})" for codec, who in pairs) or "nobody: raw"
 
 
 def _native_core(state: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("array", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument("--json", action="store_true", help="print JSON, for programs")
     command.add_argument(
-        "--explain", action="store_true", help="estimate a read of the whole array"
+        "--explain", action="store_true", help="estimate a read and a write of the whole array"
     )
     command.set_defaults(run=info.run)
     _add_copy(commands)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
@@ -85,7 +86,10 @@ class ProvenDecoders:
         if state is None:
             with self._lock:
                 state = self._state or self._tested()
-        return state
+        if not self._own.shortcomings:
+            return state
+        told = filter(None, (state.shortcoming, *self._own.shortcomings))
+        return replace(state, shortcoming="; ".join(told))
 
     def _tested(self) -> DecoderState:
         engine = self._engine

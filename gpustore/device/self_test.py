@@ -226,6 +226,11 @@ class SelfTests:
     device : Device
     warning : str
         Text of the warning of one that fails, with ``{codec}`` and ``{reason}``.
+
+    Attributes
+    ----------
+    shortcomings : list of str
+        Texts of the warnings so far.
     """
 
     def __init__(self, device: Device, warning: str) -> None:
@@ -233,6 +238,7 @@ class SelfTests:
         self._warning = warning
         self._lock = threading.Lock()
         self._found: dict[str, str | None] = {}
+        self.shortcomings: list[str] = []
 
     def failure(self, codec: str, test: Callable[[str], str | None]) -> str | None:
         """Return what `test` says of a codec, None if it passes; the first question runs it."""
@@ -242,6 +248,7 @@ class SelfTests:
                     reason = self._found[codec] = test(codec)
                     if reason is not None:
                         text = self._warning.format(codec=codec, reason=reason)
+                        self.shortcomings.append(text)
                         told = f"{self._device.name}: {text}"
                         warnings.warn(told, DeviceWarning, stacklevel=2)
         return self._found[codec]

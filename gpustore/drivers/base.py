@@ -16,6 +16,7 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.explain.explanation import Explanation
+from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -304,6 +305,11 @@ class Driver(Protocol):
     ) -> Explanation:
         """Predict a read of crops. Blocks. Raises the errors of :meth:`explain`."""
 
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
+        """Predict a write of the domain of `transform`. Blocks. Raises the errors of
+        :meth:`explain`.
+        """
+
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
 
@@ -338,6 +344,10 @@ class Unexplained:
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(self.unexplained)
+
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
         """Raise UnsupportedError."""
         raise UnsupportedError(self.unexplained)
 

@@ -29,6 +29,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.explain.explanation import Explanation
+from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -46,6 +47,7 @@ from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
 from gpustore.pipelines.reads_under_way import wait_with_others
 from gpustore.pipelines.write import write
+from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cancel_token import CancelToken
@@ -235,17 +237,24 @@ class ChunkedDriver:
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain the plan of the read through :mod:`gpustore.explain.estimate`."""
-        array, transform = self._as_read(transform)
-        shape = tuple(transform.domain.shape)
-        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
-        explanation: Explanation = registry.find("explain", "estimate")(array, plans, [shape])
-        return explanation
+        driver, transform = self._with_bounds(transform)
+        shape, plans = _planned(driver.reader, transform)
+        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
+        return estimate(driver.reader, plans, [shape])
+
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
+        """Explain the plan of the write through :mod:`gpustore.explain.write_estimate`."""
+        driver, transform = self._with_bounds(transform)
+        shape, plans = _planned(driver.array, transform)
+        estimate: Callable[..., WriteExplanation] = registry.find("explain", "write_estimate")
+        return estimate(driver.array, plans, shape)
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
         """Explain the plan of the crops through :mod:`gpustore.explain.estimate`."""
-        array, transform = self._as_read(transform)
+        driver, transform = self._with_bounds(transform)
+        array = driver.reader
         checked = check_starts(transform, starts, shape, array.shape)
         shape = (len(checked), *shape)
         strides = contiguous(shape, array.dtype.itemsize, "C")
@@ -253,12 +262,12 @@ class ChunkedDriver:
         estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
         return estimate(array, plans, [shape], together=len(checked))
 
-    def _as_read(self, transform: IndexTransform) -> tuple[ChunkedArray, IndexTransform]:
-        """Return the array that reads use, with the bounds stored now if that is asked for."""
+    def _with_bounds(self, transform: IndexTransform) -> tuple[ChunkedDriver, IndexTransform]:
+        """Return the array that is used, with the bounds stored now if that is asked for."""
         if self.recheck > self.read_at:
             driver = self.resolve(self.recheck)
-            return driver.reader, IndexTransform(driver.domain)[transform]
-        return self.reader, transform
+            return driver, IndexTransform(driver.domain)[transform]
+        return self, transform
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Write through :mod:`gpustore.pipelines.write`.
@@ -458,6 +467,14 @@ class ChunkedDriver:
                 if any(i >= size for i, size in zip(cell, after)):
                     found.append(key)
         return found
+
+
+def _planned(
+    array: ChunkedArray, transform: IndexTransform
+) -> tuple[tuple[int, ...], list[tuple[ChunkedArray, ChunkPlan]]]:
+    """Return the shape of an array for the domain of a transform, in C order, and its plans."""
+    shape = tuple(transform.domain.shape)
+    return shape, array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
 
 
 def _cells_outside(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -1,1 +1,1 @@
-"""Estimates of reads, made from plan and codecs without I/O."""
+"""Estimates of reads and writes, made from plan and codecs without I/O."""

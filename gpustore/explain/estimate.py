@@ -63,7 +63,7 @@ def estimate(
         array = array.for_host(choice.reason)
     chain = (array.stored or array).chain
     sums = [_needed(one, plan) for one, plan in plans]
-    device = _device(array)
+    device = device_of(array)
     decoders = None if device is None else device.driven
     host_reason = state = None
     if decoders is not None:
@@ -86,7 +86,7 @@ def estimate(
         bytes_returned=array.dtype.itemsize * sum(map(math.prod, shapes)),
         chunk_nbytes=chain.layout.nbytes,
         refined_by=_refined_by(array),
-        codecs=_codecs(chain, None if host_reason else decoders),
+        codecs=codec_paths(chain, None if host_reason else decoders),
         host_reason=host_reason,
         library=None if state is None else state.engine,
         shortcoming=None if state is None else state.shortcoming,
@@ -99,13 +99,14 @@ def estimate(
                 **({} if counter is None else {counter: Bounds(1, 1)}),
             }
         ),
-        gpu=_codecs(chain, None if gpu_reason else gpu) if on_host else (),
+        gpu=codec_paths(chain, None if gpu_reason else gpu) if on_host else (),
         gpu_reason=gpu_reason if on_host else None,
         gpu_missing=tuple(missing_for_cuda()) if on_host else (),
     )
 
 
-def _device(array: ChunkedArray) -> DeviceBackend | None:
+def device_of(array: ChunkedArray) -> DeviceBackend | None:
+    """Return the backend of an array on a device, None for one in host memory."""
     backend: Any = array.backend
     return backend if isinstance(backend, DeviceBackend) else None
 
@@ -208,7 +209,7 @@ def _counts(
     by_device = by_host = _NONE
     if array.chain.objects is not None:
         by_host = maybe  # If they were opened for a device, which cannot hold them.
-    elif _device(array) is not None:
+    elif device_of(array) is not None:
         all_by_host = host_reason is not None and array.stored is None
         by_host = maybe if array.fill_missing or not all_by_host else Bounds(chunks, chunks)
         by_device = _NONE if host_reason or array.chain.is_raw else maybe
@@ -236,7 +237,7 @@ def _sum(bounds: Sequence[Bounds]) -> Bounds:
 
 def _direct_reason(array: ChunkedArray, longest: int) -> str | None:
     """Return the reason against reads from files into device memory; None if there may be some."""
-    device, store = _device(array), array.store
+    device, store = device_of(array), array.store
     if device is None:
         return "the array is in host memory"
     if array.stored is not None:
@@ -257,10 +258,11 @@ def _refined_by(array: ChunkedArray) -> tuple[str, ...]:
         return (*device, *("cache",) * (array.cache is not None), *shards)
     if array.refiners and isinstance(array.refiners[-1], RawBytesRefiner):
         return (*shards, "byte range")
-    return (*shards, "block") if array.chain.decodes_parts and not _device(array) else shards
+    return (*shards, "block") if array.chain.decodes_parts and not device_of(array) else shards
 
 
-def _codecs(chain: CodecChain, decoders: Decoders | None) -> tuple[CodecPath, ...]:
+def codec_paths(chain: CodecChain, decoders: Decoders | None) -> tuple[CodecPath, ...]:
+    """Return who decodes each codec of a chain: a device, or the host if that is None."""
     return tuple(
         CodecPath(stage.name, "host" if decoders is None else decoder_of(stage, decoders))
         for stage in reversed(chain.stages)

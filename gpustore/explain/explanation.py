@@ -47,10 +47,6 @@ class CodecPath(NamedTuple):
     codec: str
     decoder: str
 
-    def __str__(self) -> str:
-        by = {"host": "by the host", "nothing": "as it is"}
-        return f"{self.codec} {by.get(self.decoder, f'by {self.decoder}')}"
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -165,14 +161,14 @@ class Explanation:
         more = "" if self.together > 1 else "read many crops together with read_many or a Batch, "
         return (
             f"Each byte returned costs {self.decoded_per_byte:.3g} decoded ones: read larger "
-            f"parts, {more}or store smaller chunks than {_extents(self.chunk_shape)}."
+            f"parts, {more}or store smaller chunks than {extents(self.chunk_shape)}."
         )
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return all attributes and properties as JSON."""
-        names = [field.name for field in fields(self)]
-        names += ["bytes_decoded", "bytes_fetched", "decoded_per_byte", "advice"]
-        return {name: _json(getattr(self, name)) for name in names}
+        names = [*member_names(self), "bytes_decoded", "bytes_fetched"]
+        names += ["decoded_per_byte", "advice"]
+        return {name: to_json(getattr(self, name)) for name in names}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {text}" for name, text in self._lines())
@@ -183,11 +179,12 @@ class Explanation:
             ("chunks", self._chunks_text()),
             ("fetched", self._fetched_text()),
             ("decoded", self._decoded_text()),
-            ("by", _decoders_text(self.codecs, self.host_reason)),
+            ("by", codecs_text(self.codecs, self.host_reason, nothing="nothing to decode")),
         ]
         if self.device == "cpu":
             lines += [("no GPU", reason) for reason in self.gpu_missing]
-            lines.append(("on a GPU", _decoders_text(self.gpu, self.gpu_reason)))
+            gpu = codecs_text(self.gpu, self.gpu_reason, nothing="nothing to decode")
+            lines.append(("on a GPU", gpu))
         elif self.counts["chunks_decoded_device"].most:
             lines.append(("", "the host: values whose bytes the device does not take"))
         details = ("because", self.device_reason), ("library", self.library)
@@ -198,12 +195,11 @@ class Explanation:
 
     def _read_text(self) -> str:
         text = "" if self.arrays == 1 else f"{self.arrays:,} arrays of "
-        text += "" if self.shape is None else f"{_extents(self.shape)} of "
-        where = "host memory" if self.device == "cpu" else self.device
-        return f"{text}{self.dtype}, {self.bytes_returned:,} bytes, into {where}"
+        text += "" if self.shape is None else f"{extents(self.shape)} of "
+        return f"{text}{self.dtype}, {self.bytes_returned:,} bytes, into {place(self.device)}"
 
     def _chunks_text(self) -> str:
-        text = f"{self.chunks:,} of {_extents(self.chunk_shape)}, in {self.values:,} stored values"
+        text = f"{self.chunks:,} of {extents(self.chunk_shape)}, in {self.values:,} stored values"
         return text + (f", each once for all {self.together:,}" if self.together > 1 else "")
 
     def _fetched_text(self) -> str:
@@ -231,18 +227,34 @@ _NOTES = {
 }
 
 
-def _json(value: Any) -> JsonValue:
-    if isinstance(value, Bounds | CodecPath):
+def member_names(explanation: Any) -> list[str]:
+    """Return the names of the attributes of an explanation."""
+    return [field.name for field in fields(explanation)]
+
+
+def to_json(value: Any) -> JsonValue:
+    """Return an attribute of an explanation as JSON."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {name: _json(one) for name, one in value.items()}
-    found: JsonValue = [_json(one) for one in value] if isinstance(value, tuple) else value
+        return {name: to_json(one) for name, one in value.items()}
+    found: JsonValue = [to_json(one) for one in value] if isinstance(value, tuple) else value
     return found
 
 
-def _decoders_text(codecs: Sequence[CodecPath], reason: str | None) -> str:
-    return f"the host: {reason}" if reason else ", ".join(map(str, codecs)) or "nothing to decode"
+def codecs_text(codecs: Sequence[tuple[str, str]], reason: str | None, *, nothing: str) -> str:
+    """Return who decodes or encodes each codec as text, or the `reason` why the host does all."""
+    if reason:
+        return f"the host: {reason}"
+    by = {"host": "by the host", "nothing": "as it is"}
+    return ", ".join(f"{codec} {by.get(who, f'by {who}')}" for codec, who in codecs) or nothing
 
 
-def _extents(shape: Sequence[int]) -> str:
+def place(device: str) -> str:
+    """Return the memory of a device as text."""
+    return "host memory" if device == "cpu" else device
+
+
+def extents(shape: Sequence[int]) -> str:
+    """Return extents as text."""
     return " x ".join(map(str, shape)) if shape else "a single value"

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from gpustore.backends.base import NEW, Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
-from gpustore.explain.explanation import Explanation
+from gpustore.front.explained_array import ORDERS, ExplainedArray
 from gpustore.front.numpy_view import NumpyView
-from gpustore.front.opened_array import OpenedArray
 from gpustore.front.opened_spec import opened_spec
 from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
@@ -30,10 +29,8 @@ from gpustore.strict_json.repr import pretty
 
 _S = TypeVar("_S", bound="TensorStore")
 
-_ORDERS = ("C", "F")
 
-
-class TensorStore(OpenedArray):
+class TensorStore(ExplainedArray):
     """An array that is read and written through an index transform.
 
     :func:`gpustore.open` makes it. Indexing does no I/O: it returns another TensorStore for that
@@ -145,7 +142,7 @@ class TensorStore(OpenedArray):
         CorruptChunkError, StoreIOError
             Through the Future; the message names the key.
         """
-        if order not in _ORDERS or not self._driver.readable:
+        if order not in ORDERS or not self._driver.readable:
             self._check_readable(order)
         if batch is not None:
             check_batch(batch)
@@ -247,79 +244,6 @@ class TensorStore(OpenedArray):
         """
         self._check_readable("C")
         return operation(lambda: self._driver.preload(self._transform))
-
-    def explain(self) -> Explanation:
-        """Estimate a read: the path of the bytes, the decoder of each codec, and the costs.
-
-        The estimate follows from the metadata; no stored value is read. Index first to estimate the
-        read of a part: ``store[10:20].explain()``.
-
-        Returns
-        -------
-        Explanation
-            The decoder of each codec with the reason, and bounds of the read's ``statistics``, such
-            as bytes fetched and decoded. ``print`` shows the estimate. Launches and copies on a
-            GPU, missing chunks, and chunks that the GPU leaves to the CPU depend on the stored
-            bytes: ``launches``, ``copies``, ``chunks_missing`` and ``host_fallbacks`` of the
-            statistics count them.
-
-        Raises
-        ------
-        UnsupportedError
-            If the store has no chunks.
-        OutOfBoundsError, LimitError
-            The errors of :meth:`read` before any I/O.
-
-        Examples
-        --------
-        >>> import gpustore
-        >>> store = gpustore.open(
-        ...     "memory://e/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[8, 8]
-        ... ).result()
-        >>> store.write(7).result()
-        >>> explanation = store[0].explain()
-        >>> explanation.chunks, explanation.bytes_returned, explanation.bytes_fetched
-        (1, 8, 8)
-        """
-        self._check_readable("C")
-        return self._driver.explain(self._transform)
-
-    def explain_many(self, starts: Any, shape: Sequence[int]) -> Explanation:
-        """Estimate a :meth:`read_many` with these arguments; see :meth:`explain`.
-
-        :meth:`Batch.explain` estimates the reads of a :class:`Batch`.
-
-        Parameters
-        ----------
-        starts, shape
-            Arguments of :meth:`read_many`.
-
-        Raises
-        ------
-        UnsupportedError
-            If the store has no chunks.
-        OutOfBoundsError, LimitError
-            The errors of :meth:`read_many` before any I/O.
-
-        Examples
-        --------
-        >>> import gpustore
-        >>> store = gpustore.open(
-        ...     "memory://em/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[8, 8]
-        ... ).result()
-        >>> explanation = store.explain_many([[0, 0], [1, 2], [5, 5]], [3, 3])
-        >>> explanation.together, explanation.chunks, explanation.bytes_returned
-        (3, 1, 27)
-        """
-        self._check_readable("C")
-        extent = crop_shape(shape, self.rank)
-        return self._driver.explain_many(self._transform, starts, extent)
-
-    def _check_readable(self, order: str) -> None:
-        if order not in _ORDERS:
-            raise TypeError(f"`order` must be specified as 'C' or 'F', but received: {order!r}")
-        if not self.readable:
-            raise MetadataError("Source does not support reading.")
 
     def write(
         self,

@@ -98,11 +98,20 @@ def test_info_names_the_decoders_here_and_on_a_gpu(gpustore_command, zarr3):
         "library": None,
         "shortcoming": None,
     }
+    assert facts["encoding"] == {
+        "codecs": [{"codec": "gzip", "encoder": "host"}],
+        "reason": None,
+        "library": None,
+        "shortcoming": None,
+    }
     assert facts["gpu"]["codecs"] == [{"codec": "gzip", "decoder": "nvcomp"}]
     assert facts["gpu"]["reason"] is None
+    assert facts["gpu"]["encoders"] == [{"codec": "gzip", "encoder": "nvcomp"}]
+    assert facts["gpu"]["encoder_reason"] is None
     _, out, _ = gpustore_command("info", zarr3)
     lines = [" ".join(line.split()) for line in out.split("\n")]
     assert "on a GPU decoded by nvcomp (gzip)" in lines
+    assert "encoded by nvcomp (gzip)" in lines
     for missing in facts["gpu"]["missing"]:
         assert f"no GPU here {missing}" in lines
 

@@ -7,7 +7,7 @@ is encoded on the device and decoded by the libraries that other readers use.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -43,6 +43,11 @@ class ProvenEncoders:
             "the library fails the test of its {codec} encoder ({reason}): install it again, or "
             "another version; the host encodes {codec}",
         )
+
+    @property
+    def shortcomings(self) -> Sequence[str]:
+        """Encoders that have failed, and what to install."""
+        return self._tests.shortcomings
 
     def codec(self, name: str) -> DeviceCodec | None:
         """Return the abilities for streams of this kind, None if there are none.
