@@ -31,11 +31,13 @@ from gpustore.device.protocol import (
     CodecBatch,
     Decoders,
     Device,
+    Pinned,
     Spans,
     Stream,
 )
 from gpustore.device.table import Result, Table, TableLaunch, aligned
 from gpustore.resources.gpu_decode_trust import Distrust
+from gpustore.runtime.statistics import STATISTICS
 
 UNWRITTEN = 0xFF
 """Value of all bytes of the results before the steps: no status, no likely size or checksum."""
@@ -214,6 +216,24 @@ class CommandList:
         allocation = self._device.allocate(nbytes, self._stream)
         self._scratch.append(allocation)
         return allocation.address
+
+    def upload(self, src: Pinned, start: int, dst: int, nbytes: int) -> None:
+        """Record the copy of bytes of pinned memory to scratch memory."""
+
+        def step(stream: Stream, tables: int, results: int) -> None:
+            self._device.upload(src, start, dst, nbytes, stream)
+            STATISTICS.add(copies=1, bytes_to_device=nbytes)
+
+        self._steps.append(step)
+
+    def download(self, src: int, dst: Pinned, start: int, nbytes: int) -> None:
+        """Record the copy of bytes of device memory to pinned memory."""
+
+        def step(stream: Stream, tables: int, results: int) -> None:
+            self._device.download(src, dst, start, nbytes, stream)
+            STATISTICS.add(copies=1, bytes_to_host=nbytes)
+
+        self._steps.append(step)
 
     def guard(self, spans: Spans, before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         """Guard scratch memory: the rows beside it have failed if any step writes it.

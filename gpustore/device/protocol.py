@@ -51,6 +51,11 @@ STATUSES = {
 }
 """Meaning of the status of one stream of a :class:`CodecBatch`, by nvcomp's number."""
 
+
+class PinnedMemoryError(MemoryError):
+    """Lack of pinned memory, which device memory that is given back does not end."""
+
+
 Argument = np.generic | NDArray[np.uint8]
 """Argument of a kernel, passed by value: a NumPy scalar, or the bytes of one item."""
 
@@ -369,7 +374,7 @@ class Device(Protocol):
 
         Raises
         ------
-        MemoryError
+        PinnedMemoryError
             If there is not enough memory.
         """
 

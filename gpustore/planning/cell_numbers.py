@@ -67,6 +67,35 @@ class CellNumbers:
             number = number * inner + inside
         return key * self.per_key + number
 
+    def renumbered(self, numbers: Integers, other: CellNumbers) -> Integers:
+        """Return the numbers of chunks in a grid of the same chunks and another extent.
+
+        Parameters
+        ----------
+        numbers : ndarray of int64, shape (n,)
+        other : CellNumbers
+            Numbering with the same :attr:`inner`.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+            -1 for chunks that the other grid lacks.
+
+        Examples
+        --------
+        >>> CellNumbers((2, 3), (1, 2)).renumbered(np.array([3, 11]), CellNumbers((4, 2), (1, 2)))
+        array([ 3, -1])
+        """
+        left, inside = np.divmod(numbers, self.per_key)
+        key, step = np.zeros_like(left), 1
+        is_there = np.ones(len(left), np.bool_)
+        for here, there in zip(reversed(self.keys), reversed(other.keys)):
+            left, along = np.divmod(left, here)
+            is_there &= along < there
+            key += along * step
+            step *= there
+        return np.where(is_there, key * self.per_key + inside, -1)
+
     def of_key(self, index: Sequence[int]) -> int | None:
         """Return the number of the first chunk of a key; None if the grid has no such key."""
         number = 0

@@ -1,4 +1,4 @@
-"""``device_cache_pool``: limit of a device's memory for chunks that are read again.
+"""``device_cache_pool``: limit of memory for chunks that a device reads again.
 
 JSON: ``{"total_bytes_limit": 8000000000}``, in bytes for each device; the default 0 keeps nothing.
 The value is a :class:`DeviceCachePool`: all arrays opened with one pool share its limit.
@@ -9,8 +9,8 @@ member       value
 ``content``  ``"decoded"`` (the default): chunks are kept decoded, so that a read only copies their
              elements; ``"encoded"``: chunks that the device decodes are kept as they are stored,
              and each read decodes them
-``memory``   ``"device"``: they lie in the memory of the device; the planned ``"pinned"`` raises
-             UnsupportedError
+``memory``   ``"device"`` (the default): they lie in the memory of the device; ``"pinned"``: in
+             pinned memory of the host, from which each read uploads them
 ===========  ===================================================================================
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError
 from gpustore.runtime.cache import ArrayId
 from gpustore.runtime.context import ResourceType
 from gpustore.strict_json.parsing import JsonValue, Members, text
@@ -32,8 +32,8 @@ TABLE_NBYTES: Final = 4096
 _WORDS: Final = {"content": ("decoded", "encoded"), "memory": ("device", "pinned")}
 """Values of a member; the default first."""
 
-Config = tuple[int, str]
-"""Limit in bytes, and ``content``."""
+Config = tuple[int, str, str]
+"""Limit in bytes, ``content`` and ``memory``."""
 
 
 class DeviceCache(Protocol):
@@ -57,12 +57,15 @@ class DeviceCachePool:
         the headers of encoded ones.
     content : str
         ``"decoded"`` or ``"encoded"``.
+    memory : str
+        ``"device"`` or ``"pinned"``.
     caches : dict of str to DeviceCache
         Cache of each device, by its name.
     """
 
     total_bytes_limit: int
     content: str = "decoded"
+    memory: str = "device"
     caches: dict[str, DeviceCache] = field(default_factory=dict)
 
     def forget(self, array: ArrayId, keys: Sequence[Sequence[int]]) -> None:
@@ -110,22 +113,18 @@ class _DeviceCachePoolType(ResourceType[Config, DeviceCachePool]):
             members.take_with(name, partial(_word, name), words[0])
             for name, words in _WORDS.items()
         )
-        if memory != "device":
-            raise UnsupportedError(
-                f'device_cache_pool: memory {text(memory)} is not supported, only "device"'
-            )
         members.finish()
-        return limit, content
+        return limit, content, memory
 
     def default(self) -> Config:
-        return 0, "decoded"
+        return 0, "decoded", "device"
 
     def to_json(self, config: Config, *, include_defaults: bool) -> JsonValue:
-        limit, content = config
+        json: dict[str, JsonValue] = dict(zip(("total_bytes_limit", *_WORDS), config))
         if include_defaults:
-            return {"total_bytes_limit": limit, "content": content, "memory": "device"}
-        json: dict[str, JsonValue] = {"total_bytes_limit": limit} if limit else {}
-        return json | ({"content": content} if content != "decoded" else {})
+            return json
+        defaults = zip(json, self.default())
+        return {name: json[name] for name, default in defaults if json[name] != default}
 
     def make(self, config: Config) -> DeviceCachePool:
         return DeviceCachePool(*config)

@@ -29,7 +29,7 @@ import numpy as np
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
 from gpustore.device.decoders import ProvenDecoders
 from gpustore.device.kernels import instance
-from gpustore.device.protocol import CodecBatch, MemoryInfo, Spans
+from gpustore.device.protocol import CodecBatch, MemoryInfo, PinnedMemoryError, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
 from tests.emulator.memory import FRESH, PINNED, Memory
@@ -304,7 +304,7 @@ class EmulatedDevice:
     def allocate_pinned(self, nbytes):
         with self._asked("allocate_pinned"):
             if self.counts["allocate_pinned"] - 1 in self.faults.pinned:
-                raise MemoryError(f"{nbytes} bytes of pinned memory: injected")
+                raise PinnedMemoryError(f"{nbytes} bytes of pinned memory: injected")
             pinned = EmulatedPinned(nbytes)
             self._pinned.append(pinned)
             return pinned
@@ -725,7 +725,8 @@ class _Asked:
                     device._lost = error
                 raise error
             if call in device.faults.lacking:
-                raise MemoryError(f"device {device.name}: {call[0]}: injected")
+                kind = PinnedMemoryError if call[0] == "allocate_pinned" else MemoryError
+                raise kind(f"device {device.name}: {call[0]}: injected")
             device._free_dropped()
         except BaseException as error:
             if isinstance(error, Breach):

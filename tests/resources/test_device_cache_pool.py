@@ -2,7 +2,6 @@
 
 import pytest
 
-import gpustore
 from gpustore.runtime.context import Context
 
 
@@ -34,13 +33,9 @@ def test_other_json_is_an_error(json, message):
         Context({"device_cache_pool": json})
 
 
-def test_content():
-    json = {"total_bytes_limit": 5, "content": "encoded"}
+def test_content_and_memory():
+    json = {"total_bytes_limit": 5, "content": "encoded", "memory": "pinned"}
     context = Context({"device_cache_pool": json})
-    assert context["device_cache_pool"].value.content == "encoded"
+    pool = context["device_cache_pool"].value
+    assert (pool.content, pool.memory) == ("encoded", "pinned")
     assert context.spec.to_json() == {"device_cache_pool": json}
-
-
-def test_pinned_memory_is_not_supported():
-    with pytest.raises(gpustore.UnsupportedError, match='memory "pinned" is not supported'):
-        Context({"device_cache_pool": {"memory": "pinned"}})

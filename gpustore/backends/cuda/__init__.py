@@ -37,6 +37,7 @@ from gpustore.device.protocol import (
     DecoderState,
     DeviceCodec,
     MemoryInfo,
+    PinnedMemoryError,
 )
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
 
@@ -185,7 +186,12 @@ class CudaDevice:
 
     @_on_device
     def allocate_pinned(self, nbytes: int) -> _Pinned:
-        address = cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE)
+        try:
+            address = cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+            raise PinnedMemoryError(f"{self.name}: {error}") from error
         view = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
         return _Pinned(address, view)
 

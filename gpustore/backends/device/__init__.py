@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,9 @@ UNASKED_NBYTES = 64 << 20
 _ROW_NBYTES = 512
 _REGION_NBYTES = 160
 """Bytes of a staging buffer for the tables and results of a value, and for each of its regions."""
+
+
+T = TypeVar("T")
 
 
 class DeviceBackend:
@@ -183,10 +186,22 @@ class DeviceBackend:
                 found += self.driven.decompress_temp_nbytes(codec, *sizes)
         return found
 
-    def _shrink(self) -> bool:
+    def _shrink(self, lacking: type[MemoryError]) -> bool:
         """Free memory that is kept for later reads; return whether another call may free more."""
         self.buffers.free()
-        return bool(self.caches.give_back())
+        return bool(self.caches.give_back(lacking=lacking))
+
+    def _with_memory(self, work: Callable[[], T]) -> T:
+        """Do `work`, again and again while it lacks memory that is kept for later reads."""
+        has_freed = False
+        while True:
+            try:
+                return work()
+            except MemoryError as error:
+                if has_freed and not self.caches.give_back(lacking=type(error)):
+                    raise
+                self.buffers.free()
+                has_freed = True
 
     def release(self) -> None:
         """Give back all memory and close all files that are kept for the next read."""
@@ -223,21 +238,16 @@ class DeviceBackend:
             )
         stream = self.driven.caller_stream(stream)
         self.caches.free_orphans()
-        has_freed = False
-        while True:
-            try:
-                view = self.driven.empty(shape, dtype, "F" if order == "F" else "C", stream)
-            except MemoryError as error:
-                if has_freed and not self.caches.give_back():
-                    nbytes = math.prod(shape) * dtype.itemsize
-                    raise LimitError(
-                        f"An array of shape {list(shape)} and {nbytes} bytes does not fit the "
-                        f"memory of device {self.device}; read it in parts"
-                    ) from error
-                self.buffers.free()
-                has_freed = True
-            else:
-                return DeviceMemory(view, self.driven.record(stream), stream)
+        dense = "F" if order == "F" else "C"
+        try:
+            view = self._with_memory(lambda: self.driven.empty(shape, dtype, dense, stream))
+        except MemoryError as error:
+            nbytes = math.prod(shape) * dtype.itemsize
+            raise LimitError(
+                f"An array of shape {list(shape)} and {nbytes} bytes does not fit the memory of "
+                f"device {self.device}; read it in parts"
+            ) from error
+        return DeviceMemory(view, self.driven.record(stream), stream)
 
     def destination(
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
@@ -294,7 +304,7 @@ class DeviceBackend:
         device = self.driven
         stream = device.caller_stream()
         try:
-            pinned = device.allocate_pinned(array.nbytes)
+            pinned = self._with_memory(lambda: device.allocate_pinned(array.nbytes))
         except MemoryError as error:
             raise LimitError(
                 f"A source of {array.nbytes} bytes does not fit the pinned memory it is copied "
@@ -329,7 +339,7 @@ class DeviceBackend:
         """Copy an array that is not in C order: packed on the device, then downloaded."""
         device = self.driven
         try:
-            packed = device.allocate(nbytes, stream)
+            packed = self._with_memory(lambda: device.allocate(nbytes, stream))
         except MemoryError as error:
             raise LimitError(
                 f"A source of {nbytes} bytes that is not in C order is packed on device "
@@ -359,14 +369,14 @@ class DeviceBackend:
         stream = device.caller_stream()
         packed = None
         try:
-            pinned = device.allocate_pinned(array.nbytes)
+            pinned = self._with_memory(lambda: device.allocate_pinned(array.nbytes))
         except MemoryError as error:
             raise self._no_room(array) from error
         try:
             pinned.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
             address = out.view.address
             if out.strides != array.strides:
-                packed = device.allocate(array.nbytes, stream)
+                packed = self._with_memory(lambda: device.allocate(array.nbytes, stream))
                 address = packed.address
             device.wait(stream, out.ready)
             device.upload(pinned, 0, address, array.nbytes, stream)
@@ -429,7 +439,7 @@ class DeviceBackend:
         commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
             record(commands)
-            buffer.resize(commands.table_nbytes)
+            self._with_memory(lambda: buffer.resize(commands.table_nbytes))
             buffer.clear()
             start = buffer.reserve_table(commands.table_nbytes)
             assert start is not None

@@ -81,6 +81,14 @@ class CellTable:
         slab = np.where(places < 0, NO_ENTRY, self._slab[places])
         return places, slab, self._address[places]
 
+    def entries(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Return number, place, slab and address of each entry, by ascending number."""
+        pages = self._slab.reshape(-1, _PAGE)[self._rows]
+        page, inside = np.nonzero(pages != NO_ENTRY)
+        places = self._rows[page] * _PAGE + inside
+        numbers = self._ids[page] * _PAGE + inside
+        return numbers, places, self._slab[places], self._address[places]
+
     def read_at(self, places: Integers) -> NDArray[np.float64]:
         """Return the time at which each entry was last known to be the stored value."""
         return self._read_at[places]
@@ -99,10 +107,10 @@ class CellTable:
     def put(
         self,
         numbers: Integers,
-        slab: int,
+        slab: int | Integers,
         address: Integers,
         generation: NDArray[np.object_],
-        read_at: float,
+        read_at: float | NDArray[np.float64],
     ) -> Integers:
         """Make entries of chunks, in place of those they have; return the slabs of the latter."""
         self._add_pages(np.unique(numbers // _PAGE))

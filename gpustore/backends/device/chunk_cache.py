@@ -1,14 +1,18 @@
-"""Caches of chunks in the memory of a device, decoded or as they are stored, bounded in bytes.
+"""Caches of chunks that a device reads again, decoded or as they are stored, bounded in bytes.
 
 Each :class:`~gpustore.resources.device_cache_pool.DeviceCachePool` has one :class:`ChunkCache` a
-device, which all arrays opened with that pool share:
+device, which all arrays opened with that pool share. Its memory is the device's, or pinned memory
+of the host:
 
 1. A read looks its chunks up, all at once (:meth:`ChunkCache.find`). Chunks that are there are
-   copied from where they lie. Their memory is held until the read is done with it.
-2. The chunks of a submission that were not there are copied into one *slab*, one allocation, by one
-   launch. When they have been verified they get entries (:meth:`ChunkCache.put`). With encoded
-   chunks their headers are kept, so that a later read records their decoding without their bytes.
+   copied from where they lie, out of pinned memory by a few uploads. Their memory is held until the
+   read is done with it.
+2. The chunks of a submission that were not there are copied into one *slab*, one piece of memory,
+   by one launch, and a download if that is pinned. When they have been verified they get entries
+   (:meth:`ChunkCache.put`). With encoded chunks their headers are kept, so that a later read
+   records their decoding without their bytes.
 3. Where room is wanted, the least recently used slabs that nobody holds go, with all their entries.
+   A new slab takes over pinned memory of about its size, which is slow to get.
 
 As in :mod:`gpustore.runtime.cache` an entry knows the generation it was made from and when that was
 last known to be stored. Writers drop the entries of the keys they change, and a reader that fetched
@@ -22,15 +26,15 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.device.cell_table import MISSING, NO_ENTRY, CellTable
-from gpustore.device.headers import Headers
-from gpustore.device.protocol import Allocation, Device, Stream
+from gpustore.backends.device.slab import EncodedSlab, Slab
+from gpustore.device.protocol import Device, Stream
 from gpustore.errors import DeviceError
 from gpustore.planning.cell_numbers import CellNumbers
 from gpustore.planning.chunk_grid import Integers
@@ -40,68 +44,8 @@ from gpustore.runtime.executor import reset_after_fork
 _STAMPS: Final = 1024
 """Number of stamps. Two keys may share one: a change of either only costs a fetch."""
 
-SLAB_ALIGNMENT: Final = 16
-"""Multiple of bytes at which chunks begin in a slab."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedSlab:
-    """Encoded chunks of a slab.
-
-    Attributes
-    ----------
-    start, sizes : ndarray of int64, shape (n,)
-        Device address of each, ascending, and its length in bytes.
-    headers : Headers or None
-        Headers of all of them, if decoding needs any.
-    """
-
-    start: Integers
-    sizes: Integers
-    headers: Headers | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of host memory."""
-        columns = self.start.nbytes + self.sizes.nbytes
-        return columns + (0 if self.headers is None else self.headers.nbytes)
-
-    def find(self, address: Integers) -> tuple[Integers, Headers | None]:
-        """Return length and headers of the chunks at these addresses."""
-        at = np.searchsorted(self.start, address)
-        return self.sizes[at], None if self.headers is None else self.headers.take(at)
-
-
-@dataclass(slots=True)
-class Slab:
-    """Memory of the chunks of one submission.
-
-    Attributes
-    ----------
-    number : int
-        Number in the cache, at least 1.
-    allocation : Allocation
-    holds : int
-        Number of users who need it to stay.
-    live : int
-        Number of entries that lie in it.
-    parts : list of (CellTable, ndarray of int64)
-        Chunks that had entries in it at some time, by table.
-    encoded : EncodedSlab, optional
-        What lies in it, if that are encoded chunks.
-    """
-
-    number: int
-    allocation: Allocation
-    holds: int = 1
-    live: int = 0
-    parts: list[tuple[CellTable, Integers]] = field(default_factory=list)
-    encoded: EncodedSlab | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the memory on the device, and of the headers in host memory."""
-        return self.allocation.nbytes + (0 if self.encoded is None else self.encoded.nbytes)
+_MOST_WASTE: Final = 2
+"""Most bytes of pinned memory that a slab takes over, for each byte that it needs."""
 
 
 class _Hold:
@@ -129,20 +73,20 @@ class CachedChunks:
     cache : ChunkCache
     slab : ndarray of int64, shape (n,)
         Slab of each chunk; MISSING if it is known not to be stored, NO_ENTRY if nothing is known.
-    address : ndarray of int64, shape (n,)
-        Device address of each chunk in a slab.
+    position : ndarray of int64, shape (n,)
+        Position of each chunk in its slab.
     generation : ndarray of object, shape (n,)
         Generation of each value as its entry has it, None without an entry. The reader sets that of
         what it fetches.
-    encoded : dict of int to EncodedSlab
-        Those of the slabs that have encoded chunks.
+    slabs : dict of int to Slab
+        The slabs, by number.
     """
 
     cache: ChunkCache
     slab: Integers
-    address: Integers
+    position: Integers
     generation: NDArray[np.object_]
-    encoded: dict[int, EncodedSlab]
+    slabs: dict[int, Slab]
     _table: CellTable
     _numbers: Integers
     _stamped: Integers
@@ -165,6 +109,12 @@ class CachedChunks:
         missing: NDArray[np.bool_] = self.slab == MISSING
         return missing
 
+    @property
+    def is_encoded(self) -> NDArray[np.bool_]:
+        """Whether each chunk is there as it is stored."""
+        encoded = [number for number, slab in self.slabs.items() if slab.encoded is not None]
+        return np.isin(self.slab, encoded)
+
     def reject(self, rows: Integers) -> None:
         """Note that the entries of some rows are not the stored values any more."""
         self.slab[rows] = NO_ENTRY
@@ -175,7 +125,7 @@ class CachedChunks:
         return replace(
             self,
             slab=self.slab[rows],
-            address=self.address[rows],
+            position=self.position[rows],
             generation=self.generation[rows],
             _numbers=self._numbers[rows],
             _stamped=self._stamped[rows],
@@ -184,7 +134,7 @@ class CachedChunks:
 
 
 class ChunkCache:
-    """Cache of at most `limit` bytes in the memory of a device. Thread-safe.
+    """Cache of at most `limit` bytes of chunks for a device. Thread-safe.
 
     Parameters
     ----------
@@ -193,6 +143,8 @@ class ChunkCache:
         Most bytes of all slabs, and of tables and headers in host memory.
     keeps_encoded : bool
         Whether chunks that the device decodes are kept as they are stored.
+    is_pinned : bool
+        Whether they are kept in pinned memory, otherwise in the memory of the device.
     """
 
     __slots__ = (
@@ -206,13 +158,17 @@ class ChunkCache:
         "_stream",
         "_tables",
         "device",
+        "is_pinned",
         "keeps_encoded",
         "limit",
     )
 
-    def __init__(self, device: Device, limit: int, *, keeps_encoded: bool = False) -> None:
+    def __init__(
+        self, device: Device, limit: int, *, keeps_encoded: bool = False, is_pinned: bool = False
+    ) -> None:
         self.limit = limit
         self.keeps_encoded = keeps_encoded
+        self.is_pinned = is_pinned
         self.device = device
         self._last = 0
         self.after_fork()
@@ -264,24 +220,21 @@ class ChunkCache:
         stamped = (hash((array, numbering)) + numbers // numbering.per_key) % _STAMPS
         with self._lock:
             self._end_holds()
-            table = self._tables.setdefault(array, {}).setdefault(numbering, CellTable())
-            places, slab, address = table.find(numbers)
+            table = self._table(array, numbering)
+            places, slab, position = table.find(numbers)
             known = np.flatnonzero(slab != NO_ENTRY)
             generation = np.empty(len(numbers), object)
             generation[known] = table.generation(places[known])
             old = known[table.read_at(places[known]) < bound]
             stamps = self._stamps[stamped]
-            encoded: dict[int, EncodedSlab] = {}
-            found = CachedChunks(
-                self, slab, address, generation, encoded, table, numbers, stamped, stamps, now
-            )
             held = np.unique(slab[slab > MISSING]).tolist()
-            for number in held:
+            slabs = {number: self._slabs[number] for number in held}
+            found = CachedChunks(
+                self, slab, position, generation, slabs, table, numbers, stamped, stamps, now
+            )
+            for number, one in slabs.items():
                 self._slabs.move_to_end(number)
-                one = self._slabs[number]
                 one.holds += 1
-                if one.encoded is not None:
-                    encoded[number] = one.encoded
             if held:
                 found._hold = _Hold(self, held)
         return found, old
@@ -307,25 +260,16 @@ class ChunkCache:
     def reserve(self, nbytes: int, stream: Stream) -> Slab | None:
         """Take memory for chunks, held by the caller; None if there is no room for them.
 
-        The memory may be used behind this point of `stream`.
+        The memory may be used behind this point of `stream`. It may be more than `nbytes`.
         """
         with self._lock:
             self._end_holds()
-            if not self._make_room(nbytes):
-                return None
-            try:
-                allocation = self.device.allocate(nbytes, stream)
-            except MemoryError:
-                # Of what is kept the oldest goes; if that is not enough, the rest is worth more.
-                if not self._evict(nbytes):
-                    return None
-                try:
-                    allocation = self.device.allocate(nbytes, stream)
-                except MemoryError:
-                    return None
-            self._last += 1
-            slab = self._slabs[self._last] = Slab(self._last, allocation)
-            self._slabs_nbytes += allocation.nbytes
+            slab = self._taken_over(nbytes)
+            if slab is None and self._make_room(nbytes):
+                slab = self._allocated(nbytes, stream)
+            if slab is not None:
+                self._slabs[slab.number] = slab
+                self._slabs_nbytes += slab.nbytes
             return slab
 
     def describe(self, slab: Slab, encoded: EncodedSlab) -> bool:
@@ -338,7 +282,7 @@ class ChunkCache:
             return True
 
     def put(
-        self, chunks: CachedChunks, rows: Integers, slab: Slab | None, address: Integers
+        self, chunks: CachedChunks, rows: Integers, slab: Slab | None, position: Integers
     ) -> int:
         """Make entries of chunks, unless their values were changed since they were looked up.
 
@@ -350,8 +294,8 @@ class ChunkCache:
             Rows that get entries.
         slab : Slab or None
             Memory where the chunks lie; None for chunks that are not stored.
-        address : ndarray of int64
-            Device address of each of them.
+        position : ndarray of int64
+            Position of each of them in the slab.
 
         Returns
         -------
@@ -361,14 +305,14 @@ class ChunkCache:
         with self._lock:
             self._end_holds()
             fresh = self._stamps[chunks._stamped[rows]] == chunks._stamps[rows]
-            rows, address = rows[fresh], address[fresh]
+            rows, position = rows[fresh], position[fresh]
             # Rows of a read with index arrays may be parts of one chunk.
             numbers, first = np.unique(chunks._numbers[rows], return_index=True)
-            rows, address, table = rows[first], address[first], chunks._table
+            rows, position, table = rows[first], position[first], chunks._table
             if not len(rows) or not self._make_room(table.growth(numbers)):
                 return 0
             number = MISSING if slab is None else slab.number
-            before = table.put(numbers, number, address, chunks.generation[rows], chunks._read_at)
+            before = table.put(numbers, number, position, chunks.generation[rows], chunks._read_at)
             if slab is not None:
                 slab.live += len(numbers)
                 slab.parts.append((table, numbers))
@@ -412,8 +356,7 @@ class ChunkCache:
         with self._lock:
             self._end_holds()
             if nbytes is None:
-                idle = [slab.allocation.nbytes for slab in self._slabs.values() if not slab.holds]
-                nbytes = sum(idle) // 2
+                nbytes = sum([slab.nbytes for slab in self._slabs.values() if not slab.holds]) // 2
             return self._evict(max(1, nbytes))
 
     def clear(self) -> None:
@@ -428,6 +371,35 @@ class ChunkCache:
 
     def _all_tables(self) -> list[CellTable]:
         return [table for tables in self._tables.values() for table in tables.values()]
+
+    def _table(self, array: ArrayId, numbering: CellNumbers) -> CellTable:
+        """Return the table of an array; a new one has what those of other extents know."""
+        tables = self._tables.setdefault(array, {})
+        found = tables.get(numbering)
+        if found is None:
+            found = tables[numbering] = CellTable()
+            for other, table in tables.items():
+                if table is not found and other.inner == numbering.inner:
+                    self._adopt(found, numbering, other, table)
+        return found
+
+    def _adopt(
+        self, table: CellTable, numbering: CellNumbers, other: CellNumbers, known: CellTable
+    ) -> None:
+        """Give a table the entries that another one of the array has for the same chunks."""
+        numbers = other.renumbered(known.entries()[0], numbering)
+        if not self._make_room(table.growth(numbers[numbers >= 0])):
+            return
+        numbers, places, slab, position = known.entries()  # Some may have gone for the room.
+        numbers = other.renumbered(numbers, numbering)
+        new = (numbers >= 0) & (table.find(numbers)[1] == NO_ENTRY)
+        numbers, places = numbers[new], places[new]
+        slab, generation = slab[new], known.generation(places)
+        table.put(numbers, slab, position[new], generation, known.read_at(places))
+        for number in np.unique(slab[slab > MISSING]).tolist():
+            here = numbers[slab == number]
+            self._slabs[number].live += len(here)
+            self._slabs[number].parts.append((table, here))
 
     def _nbytes(self) -> int:
         return self._slabs_nbytes + sum(table.nbytes for table in self._all_tables())
@@ -456,11 +428,48 @@ class ChunkCache:
             slab = self._slabs[number]
             if slab.holds:
                 continue
-            for table, numbers in slab.parts:
-                table.drop(numbers, number)
+            self._drop(slab)
             self._free(slab)
-            freed += slab.allocation.nbytes
+            freed += slab.nbytes
         return freed
+
+    def _allocated(self, nbytes: int, stream: Stream) -> Slab | None:
+        """Allocate a slab, where memory is short in place of older ones; None if that fails."""
+        self._last += 1
+        has_evicted = False
+        while True:
+            try:
+                if self.is_pinned:
+                    pinned = self.device.allocate_pinned(nbytes)
+                    return Slab(self._last, nbytes, pinned=pinned)
+                allocation = self.device.allocate(nbytes, stream)
+                return Slab(self._last, nbytes, allocation)
+            except MemoryError:
+                # Of what is kept the oldest goes; if that is not enough, the rest is worth more.
+                if has_evicted or not self._evict(nbytes):
+                    return None
+                has_evicted = True
+
+    def _taken_over(self, nbytes: int) -> Slab | None:
+        """Have the oldest slab of about the size go, and take its pinned memory.
+
+        None if there is room for another slab, or no such memory.
+        """
+        if not self.is_pinned or self._nbytes() + nbytes <= self.limit:
+            return None
+        for slab in self._slabs.values():
+            if not slab.holds and nbytes <= slab.nbytes <= _MOST_WASTE * nbytes:
+                self._drop(slab)
+                self._last += 1
+                return Slab(self._last, slab.nbytes, pinned=slab.pinned)
+        return None
+
+    def _drop(self, slab: Slab) -> None:
+        """Drop the entries of a slab, and the slab without its memory."""
+        for table, numbers in slab.parts:
+            table.drop(numbers, slab.number)
+        del self._slabs[slab.number]
+        self._slabs_nbytes -= slab.total_nbytes
 
     def _removed(self, slabs: Integers) -> None:
         """Note that entries in these slabs are gone; free slabs without any."""
@@ -469,6 +478,7 @@ class ChunkCache:
             slab = self._slabs[number]
             slab.live -= count
             if not slab.live and not slab.holds:
+                self._drop(slab)
                 self._free(slab)
 
     def _let_go(self, numbers: list[int]) -> None:
@@ -488,12 +498,12 @@ class ChunkCache:
                     continue  # Of the parent process.
                 slab.holds -= 1
                 if not slab.holds and not slab.live:
+                    self._drop(slab)
                     self._free(slab)
 
     def _free(self, slab: Slab) -> None:
-        del self._slabs[slab.number]
-        self._slabs_nbytes -= slab.nbytes
+        """Free the memory of a slab that is not in the cache any more."""
         if self._stream is None:
             self._stream = self.device.stream()
         with suppress(DeviceError):  # Of a lost device, whose memory is lost too.
-            self.device.free(slab.allocation, self._stream)
+            slab.free(self.device, self._stream)

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 
 from gpustore.backends.device.chunk_cache import ChunkCache
-from gpustore.device.protocol import Device
+from gpustore.device.protocol import Device, PinnedMemoryError
 from gpustore.resources.device_cache_pool import DeviceCachePool
 
 
@@ -36,8 +36,12 @@ class ChunkCaches:
         with self._lock:
             cache = pool.caches.get(self._device.name)
             if not isinstance(cache, ChunkCache) or cache.device is not self._device:
-                encoded = pool.content == "encoded"
-                cache = ChunkCache(self._device, pool.total_bytes_limit, keeps_encoded=encoded)
+                cache = ChunkCache(
+                    self._device,
+                    pool.total_bytes_limit,
+                    keeps_encoded=pool.content == "encoded",
+                    is_pinned=pool.memory == "pinned",
+                )
                 pool.caches[self._device.name] = cache
                 self._caches.add(cache)
                 weakref.finalize(pool, self._orphans.append, cache).atexit = False
@@ -48,14 +52,18 @@ class ChunkCaches:
         while self._orphans:
             self._orphans.popleft().clear()
 
-    def give_back(self, nbytes: int | None = None) -> int:
+    def give_back(
+        self, nbytes: int | None = None, *, lacking: type[MemoryError] = MemoryError
+    ) -> int:
         """Free memory that nobody uses; return its bytes, 0 if there is none left.
 
-        About `nbytes` bytes are freed as far as they are there, by default half.
+        About `nbytes` bytes are freed as far as they are there, by default half. They are of the
+        kind for lack of which an error of the type `lacking` is raised.
         """
         self.free_orphans()
+        is_pinned = lacking is PinnedMemoryError
         freed = 0
-        for cache in list(self._caches):
+        for cache in [one for one in list(self._caches) if one.is_pinned == is_pinned]:
             if nbytes is None:
                 freed += cache.give_back()
             elif freed < nbytes:

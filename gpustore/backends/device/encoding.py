@@ -47,7 +47,10 @@ class DeviceEncoder:
     """
 
     def __init__(
-        self, device: Device, shrink: Callable[[], bool], give_back: Callable[[int], object]
+        self,
+        device: Device,
+        shrink: Callable[[type[MemoryError]], bool],
+        give_back: Callable[[int], object],
     ) -> None:
         self.codecs = ProvenEncoders(device)
         self._device = device
@@ -119,6 +122,7 @@ class DeviceEncoder:
                 values = submission.run(keep_fill=keep_fill, encodes=encodes)
                 break
             except MemoryError as error:
+                lacking = type(error)
                 lane.free()
                 if not may_free and len(chunks) == 1:
                     key = chunks[0].key
@@ -132,7 +136,7 @@ class DeviceEncoder:
             if not may_free:
                 break
             self.free()
-            may_free = self._shrink()
+            may_free = self._shrink(lacking)
         if values is None:
             half = len(chunks) // 2
             found: list[Buffer | None] = []

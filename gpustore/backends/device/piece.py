@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from gpustore.backends.device.chunk_cache import CachedChunks
 from gpustore.backends.device.direct_read import DirectReads
 from gpustore.backends.device.placement import Places
+from gpustore.backends.device.slab import CachedRows, Slab
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.headers import Headers
-from gpustore.device.protocol import Spans
 from gpustore.errors import GpustoreError
 
 Integers = NDArray[np.int64]
@@ -85,8 +85,7 @@ class Piece:
             return np.arange(len(self))
         self.state[self.cached.is_known] = CACHED
         self.state[self.cached.is_missing] = MISSING
-        if self.cached.encoded:
-            self.state[np.isin(self.cached.slab, list(self.cached.encoded))] = CACHED_ENCODED
+        self.state[self.cached.is_encoded] = CACHED_ENCODED
         return np.flatnonzero(~self.cached.is_known)
 
     def fail(self, row: int, error: GpustoreError) -> None:
@@ -149,13 +148,6 @@ class Group:
         self.start = np.concatenate([piece.start for piece in pieces])
         self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
         self.state = np.concatenate([piece.state for piece in pieces])
-        none = [np.zeros(len(piece), np.int64) for piece in pieces]
-        self.cached_address: Integers = np.concatenate(
-            [
-                zeros if piece.cached is None else piece.cached.address
-                for piece, zeros in zip(pieces, none)
-            ]
-        )
 
     def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
         """Divide rows: yield each piece with its rows, and their numbers in `rows`."""
@@ -169,18 +161,23 @@ class Group:
         number = int(np.searchsorted(self.edges, row, "right")) - 1
         self.pieces[number].fail(row - int(self.edges[number]), error)
 
-    def cached_encoded(self, rows: Integers) -> tuple[Integers, Spans, Headers | None]:
-        """Return rows with cached encoded chunks in another order, their places and headers."""
-        found: list[tuple[Integers, Integers, Integers, Headers | None]] = []
+    def in_slabs(self, rows: Integers) -> CachedRows:
+        """Return rows with cached chunks slab by slab, all of encoded ones or none."""
+        number, position = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        slabs: dict[int, Slab] = {}
         for piece, some, chosen in self.by_piece(rows):
-            cached = piece.cached
-            assert cached is not None
-            for number in np.unique(cached.slab[some]).tolist():
-                here = cached.slab[some] == number
-                address = cached.address[some[here]]
-                found.append((rows[chosen[here]], address, *cached.encoded[number].find(address)))
-        numbers, address, sizes = (np.concatenate(column) for column in list(zip(*found))[:3])
-        headers = found[0][3]
-        if headers is not None:
-            headers = headers.joined([one[3] for one in found[1:]])
-        return numbers, Spans(address.astype(np.uint64), sizes.astype(np.uint64)), headers
+            assert piece.cached is not None
+            number[chosen], position[chosen] = piece.cached.slab[some], piece.cached.position[some]
+            slabs |= piece.cached.slabs
+        order = np.argsort(number, kind="stable")
+        position = position[order]
+        known, first, owner = np.unique(number[order], return_index=True, return_inverse=True)
+        nbytes = np.full(len(rows), self.chain.layout.nbytes, np.int64)
+        headers: list[Headers] = []
+        found = [slabs[one] for one in known.tolist()]
+        for slab, lo, hi in zip(found, first, [*first[1:], len(rows)]):
+            if slab.encoded is not None:
+                nbytes[lo:hi], some_headers = slab.encoded.find(position[lo:hi])
+                headers += [] if some_headers is None else [some_headers]
+        joined = headers[0].joined(headers[1:]) if headers else None
+        return CachedRows(rows[order], position, nbytes, found, owner, joined)

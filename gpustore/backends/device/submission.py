@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.device.chunk_cache import (
-    SLAB_ALIGNMENT,
-    ChunkCache,
-    EncodedSlab,
-    Slab,
-)
+from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.direct_read import Expected
 from gpustore.backends.device.piece import (
     CACHED,
@@ -39,11 +34,11 @@ from gpustore.backends.device.piece import (
     Piece,
 )
 from gpustore.backends.device.placement import place, place_fill
+from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab, Slab
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
-from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Device, Event, Spans
 from gpustore.errors import LimitError
 from gpustore.runtime.statistics import STATISTICS
@@ -64,8 +59,8 @@ class _Kept:
     cache : ChunkCache
     slab : Slab or None
         Memory of the cache for the chunks, held; None if there is no room.
-    address : ndarray of int64, shape (n,)
-        Place of each chunk there.
+    position : ndarray of int64, shape (n,)
+        Position of each chunk there.
     sizes : ndarray of int64, shape (n,)
         Bytes of each chunk.
     """
@@ -74,12 +69,12 @@ class _Kept:
     rows: Integers
     cache: ChunkCache
     slab: Slab | None
-    address: Integers
+    position: Integers
     sizes: Integers
 
     def take(self, chosen: NDArray[np.bool_]) -> None:
         """Leave out the other chunks."""
-        self.rows, self.address = self.rows[chosen], self.address[chosen]
+        self.rows, self.position = self.rows[chosen], self.position[chosen]
         self.sizes = self.sizes[chosen]
 
     def let_go(self) -> None:
@@ -108,8 +103,8 @@ class Submission:
     ready : sequence of Event
         Events after which the destinations may be written.
     relieve : callable
-        Called if memory is short: gives back what others do not need. Returns whether a cache has
-        given memory back.
+        Called with the type of the error if memory is short: gives back what others do not need.
+        Returns whether a cache has given memory back.
 
     Attributes
     ----------
@@ -129,7 +124,7 @@ class Submission:
         buffer: StagingBuffer,
         fill_value: Any,
         ready: Sequence[Event],
-        relieve: Callable[[], bool],
+        relieve: Callable[[type[MemoryError]], bool],
     ) -> None:
         self.buffer = buffer
         self.rows = self.fillers = 0
@@ -170,8 +165,8 @@ class Submission:
         try:
             while not self._try(group, rows):
                 self._drop_unkept()
-        except MemoryError:
-            may_succeed = self._relieve()
+        except MemoryError as error:
+            may_succeed = self._relieve(type(error))
             self._device.synchronize(self._device.record(self.buffer.stream))
             self._keeps = False
             self._drop_unkept()
@@ -225,9 +220,13 @@ class Submission:
         )
         start, nbytes = group.start[encoded], group.nbytes[encoded]
         base = buffer.address(0)
+        found = None
         if (state == CACHED_ENCODED).any():
-            numbers, spans, headers = group.cached_encoded(rows)
-            commands = CommandList(self._device, buffer.stream, numbers, spans, None, headers)
+            found = group.in_slabs(rows)
+            none = Spans.contiguous(0, [])
+            commands = CommandList(
+                self._device, buffer.stream, found.rows, none, None, found.headers
+            )
         else:
             commands = CommandList(
                 self._device,
@@ -237,6 +236,8 @@ class Submission:
                 None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
             )
         try:
+            if found is not None:
+                commands.values = found.on_device(commands)
             copied = self._copy_encoded(commands, group, kept) if len(encoded) else None
             self._check_checksums(group, commands)
             if chain.is_raw:
@@ -252,8 +253,10 @@ class Submission:
                 self._keep(commands, group, decoded, chunks[len(commands) :], kept)
             elif len(encoded) or len(decoded):
                 self._keep(commands, group, some, chunks, kept)
-            some = np.concatenate((some, cached))
-            chunks = np.concatenate((chunks, group.cached_address[cached].astype(np.uint64)))
+            if len(cached):
+                found = group.in_slabs(cached)
+                some = np.concatenate((some, found.rows))
+                chunks = np.concatenate((chunks, found.on_device(commands).address))
             place(commands, places, some, chunks, stored)
             if len(missing):
                 self._fill(commands, group, missing)
@@ -283,10 +286,10 @@ class Submission:
             count = count if slab is not None else count // 2
         if slab is None:
             return
-        address = slab.allocation.address + pitch * np.arange(count)
+        position = slab.start + pitch * np.arange(count)
         sizes = np.full(count, nbytes, np.int64)
-        kept.append(_Kept(group, rows[:count], cached.cache, slab, address, sizes))
-        commands.launch_tables(stream_launches(chunks[:count], address, sizes))
+        kept.append(_Kept(group, rows[:count], cached.cache, slab, position, sizes))
+        slab.copy(commands, chunks[:count], position, sizes)
 
     def _copy_encoded(self, commands: CommandList, group: Group, kept: list[_Kept]) -> _Kept | None:
         """Record the copy of encoded chunks to a cache that keeps them so; None without one."""
@@ -300,12 +303,11 @@ class Submission:
         if slab is None:
             none: Integers = np.zeros(0, np.int64)
             return _Kept(group, none, cached.cache, None, none, none)
-        address = slab.allocation.address + np.cumsum(pitch) - pitch
-        values = commands.values
-        sizes = values.nbytes.astype(np.int64)
-        copied = _Kept(group, commands.rows, cached.cache, slab, address, sizes)
+        position = slab.start + np.cumsum(pitch) - pitch
+        sizes = commands.values.nbytes.astype(np.int64)
+        copied = _Kept(group, commands.rows, cached.cache, slab, position, sizes)
         kept.append(copied)
-        commands.launch_tables(stream_launches(values.address, address, values.nbytes))
+        slab.copy(commands, commands.values.address, position, sizes)
         return copied
 
     def _keep_encoded(self, commands: CommandList, copied: _Kept) -> None:
@@ -313,7 +315,7 @@ class Submission:
         if copied.slab is None:
             return
         copied.take(np.isin(copied.rows, commands.rows))
-        encoded = EncodedSlab(copied.address, copied.sizes, commands.headers)
+        encoded = EncodedSlab(copied.position, copied.sizes, commands.headers)
         if not copied.cache.describe(copied.slab, encoded):
             copied.take(np.zeros(len(copied.rows), np.bool_))
 
@@ -324,7 +326,7 @@ class Submission:
             kept.take(~np.isin(kept.rows, failed))
             for piece, some, chosen in kept.group.by_piece(kept.rows):
                 assert piece.cached is not None
-                if kept.cache.put(piece.cached, some, kept.slab, kept.address[chosen]):
+                if kept.cache.put(piece.cached, some, kept.slab, kept.position[chosen]):
                     STATISTICS.add(device_cache_bytes=int(kept.sizes[chosen].sum()))
         for piece in self.pieces:
             cached = piece.cached
@@ -471,15 +473,17 @@ class Submission:
             rows = np.flatnonzero(one.piece.state[one.rows] == CACHED_ENCODED)
             if not len(rows):
                 continue
-            group = Group([one.piece])
-            numbers, spans, _ = group.cached_encoded(one.rows[rows])
-            for number, address, nbytes in zip(
-                numbers.tolist(), spans.address.tolist(), spans.nbytes.tolist()
-            ):
+            found = Group([one.piece]).in_slabs(one.rows[rows])
+            columns = found.rows, found.position, found.nbytes, found.owner
+            for number, start, nbytes, owner in zip(*(column.tolist() for column in columns)):
                 at = int(np.searchsorted(one.rows, number))
-                value = self._downloaded(address, nbytes)
+                pinned = found.slabs[owner].pinned
+                if pinned is not None:
+                    one.values[at] = bytes(pinned.view[start : start + nbytes])
+                    continue
+                value = self._downloaded(start, nbytes)
                 if value is None:
-                    one.piece.fail(number, too_large(group.chain, self._device.name))
+                    one.piece.fail(number, too_large(one.piece.chain, self._device.name))
                     one.rows = np.delete(one.rows, at)
                     del one.values[at]
                 else:
@@ -491,8 +495,8 @@ class Submission:
         while True:
             try:
                 value = self.buffer.downloaded(address, nbytes)
-            except MemoryError:
-                if not self._relieve() and is_relieved:
+            except MemoryError as error:
+                if not self._relieve(type(error)) and is_relieved:
                     return None
                 is_relieved = True
             else:

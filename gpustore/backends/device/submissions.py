@@ -207,8 +207,8 @@ class Submissions:
                 try:
                     each = extent.value_nbytes + extent.room_nbytes
                     buffer.resize(rows * each + extent.slack_nbytes)
-                except MemoryError:
-                    if not self._relieve() and is_relieved:
+                except MemoryError as error:
+                    if not self._relieve(type(error)) and is_relieved:
                         rows //= 2
                     is_relieved = True
                 else:
@@ -265,7 +265,7 @@ class Submissions:
         for piece in submission.pieces:
             piece.report(int((piece.state == MISSING).sum()), piece.errors)
 
-    def _relieve(self) -> bool:
+    def _relieve(self, lacking: type[MemoryError]) -> bool:
         """Have memory freed that is not needed: of idle buffers, and of work that has ended.
 
         Returns whether a cache has given memory back, so that the same may succeed now.
@@ -273,7 +273,7 @@ class Submissions:
         self._pool.free()
         for submission in list(self._running):
             submission.synchronize()
-        return bool(self._caches.give_back())
+        return bool(self._caches.give_back(lacking=lacking))
 
     def fail(self) -> None:
         """Have tasks end that wait for one that has failed."""

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from gpustore.backends.device.cell_table import MISSING, NO_ENTRY
-from gpustore.backends.device.chunk_cache import ChunkCache, EncodedSlab
+from gpustore.backends.device.chunk_cache import ChunkCache
+from gpustore.backends.device.chunk_caches import ChunkCaches
+from gpustore.backends.device.slab import EncodedSlab
 from gpustore.device.headers import HeaderColumns
+from gpustore.device.protocol import PinnedMemoryError
 from gpustore.planning.cell_numbers import CellNumbers
+from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.runtime.cache import ArrayId
 from tests.emulator.device import EmulatedDevice
 
@@ -29,8 +33,8 @@ def device():
     device.close()
 
 
-def new_cache(device, limit=10**6):
-    cache = ChunkCache(device, limit)
+def new_cache(device, limit=10**6, **options):
+    cache = ChunkCache(device, limit, **options)
     device.caches.append(cache)
     return cache
 
@@ -49,7 +53,7 @@ def keep(cache, device, numbers, *, generation=b"g", nbytes=100, chunks=None, **
     if slab is None:
         return False
     device.synchronize(device.record(stream))  # Behind the copy of the chunks.
-    cache.put(chunks, rows, slab, slab.allocation.address + nbytes * rows)
+    cache.put(chunks, rows, slab, slab.start + nbytes * rows)
     cache.let_go(slab)
     return True
 
@@ -64,12 +68,12 @@ def test_what_was_put_is_found(device):
     assert keep(cache, device, [1, 3])
     chunks, old = look(cache, range(4))
     assert chunks.slab.tolist() == [NO_ENTRY, 1, NO_ENTRY, 1]
-    assert chunks.address[3] - chunks.address[1] == 100
+    assert chunks.position[3] - chunks.position[1] == 100
     assert chunks.generation.tolist() == [None, b"g", None, b"g"]
     assert len(old) == 0
     assert len(cache) == 2
     assert cache.nbytes == 200 + TABLE
-    for other in ({"array": ARRAY._replace(meaning="x")}, {"grid": CellNumbers((4, 9), (1, 1))}):
+    for other in ({"array": ARRAY._replace(meaning="x")}, {"grid": CellNumbers((4, 9), (1, 2))}):
         assert known(cache, [1], **other) == [False]
     del chunks
     cache.clear()
@@ -161,6 +165,37 @@ def test_writers_drop_all_chunks_of_their_keys(device, grid):
     assert cache.nbytes == 0
 
 
+@pytest.mark.parametrize("inner", [(1, 1), (1, 2)], ids=["chunks", "shards"])
+def test_an_array_of_another_extent_has_the_same_chunks(device, inner):
+    grids = [CellNumbers(keys, inner) for keys in ((4, 8), (6, 3), (2, 9))]
+    cells = np.indices((4, 8 * inner[1])).reshape(2, -1)
+    cache = new_cache(device)
+    numbers = grids[0].of_cells(cells, inner)
+    keep(cache, device, numbers[::2], grid=grids[0], generation=b"x", now=5.0)
+    missing, _ = look(cache, numbers[1:2], grid=grids[0], now=5.0)
+    cache.put(missing, np.array([0]), None, np.zeros(1, np.int64))
+    there = {tuple(cell) for cell in cells.T[::2].tolist()} | {tuple(cells.T[1].tolist())}
+    before, _ = look(cache, numbers, grid=grids[0])
+    for grid in grids[1:]:
+        every = np.indices(np.multiply(grid.keys, inner)).reshape(2, -1)
+        chunks, old = look(cache, grid.of_cells(every, inner), grid=grid, bound=5.0)
+        is_there = [tuple(cell) in there for cell in every.T.tolist()]
+        assert chunks.is_known.tolist() == is_there
+        assert len(old) == 0
+        assert set(chunks.generation[chunks.slab > MISSING]) == {b"x"}
+        for cell, slab, address in zip(every.T.tolist(), chunks.slab, chunks.position, strict=True):
+            if tuple(cell) in there:
+                row = int(np.flatnonzero((cell == cells.T).all(axis=1))[0])
+                assert (slab, address) == (before.slab[row], before.position[row])
+    del chunks, before, missing
+    cache.forget(ARRAY, [(0, 0)])
+    assert not any(known(cache, [0], grid=grid)[0] for grid in grids)
+    assert known(cache, grids[1].of_cells(([1], [0]), inner), grid=grids[1]) == [True]
+    cache.give_back()
+    assert cache.give_back() == 0
+    assert not any(any(known(cache, range(2, 18), grid=grid)) for grid in grids)
+
+
 def test_a_reader_that_fetched_before_a_change_keeps_nothing(device):
     cache = new_cache(device)
     chunks, _ = look(cache, [7, 8])
@@ -207,7 +242,7 @@ def test_threads_share_a_small_cache(device):
             numbers = np.unique(random.integers(0, 12, 4))
             chunks, _ = look(cache, numbers)
             live = {one.address: one.nbytes for one in device._memory.live()}
-            for number, slab, address in zip(numbers, chunks.slab, chunks.address, strict=True):
+            for number, slab, address in zip(numbers, chunks.slab, chunks.position, strict=True):
                 if slab > 0 and not any(at <= address < at + n for at, n in live.items()):
                     failures.append(int(number))
             keep(cache, device, numbers, chunks=chunks)
@@ -232,7 +267,7 @@ def test_headers_count_as_memory(device):
     chunks, _ = look(cache, [4, 2])
     slab = cache.reserve(1000, stream)
     device.synchronize(device.record(stream))
-    address = slab.allocation.address + np.array([0, 400])
+    address = slab.start + np.array([0, 400])
     sizes = np.array([300, 200])
     too_many = HeaderColumns((np.zeros(300, np.int64),))
     assert not cache.describe(slab, EncodedSlab(address, sizes, too_many))
@@ -243,10 +278,54 @@ def test_headers_count_as_memory(device):
     cache.put(chunks, np.arange(2), slab, address)
     cache.let_go(slab)
     found, _ = look(cache, [2, 3, 4])
-    encoded = found.encoded[slab.number]
-    sizes, columns = encoded.find(found.address[[0, 2]])
+    encoded = found.slabs[slab.number].encoded
+    sizes, columns = encoded.find(found.position[[0, 2]])
     assert sizes.tolist() == [200, 300]
     assert columns.columns[0].tolist() == [8, 7]
     del found, encoded
     cache.clear()
     assert cache.nbytes == 0
+
+
+def test_pinned_memory_of_about_the_size_is_taken_over(device):
+    cache = new_cache(device, 3000 + TABLE, is_pinned=True)
+    for number, nbytes in enumerate((1000, 1500, 1000)):
+        assert keep(cache, device, [number], nbytes=nbytes)
+    assert device.counts["allocate_pinned"] == 2  # The third has the memory of the first one...
+    assert known(cache, [0, 1, 2]) == [False, True, True]
+    held, _ = look(cache, [1])
+    assert not keep(cache, device, [3], nbytes=2000)  # ... and another would not do.
+    del held
+    assert keep(cache, device, [3], nbytes=2000)
+    assert known(cache, range(4)) == [False, False, False, True]
+    assert device.counts["allocate_pinned"] == 3
+    assert device.counts["free_pinned"] == 2
+    assert cache.nbytes <= cache.limit
+    assert device.counts["allocate"] == 0
+
+
+def test_lack_of_pinned_memory_is_no_error(device):
+    cache = new_cache(device, is_pinned=True)
+    keep(cache, device, [0], nbytes=1000)
+    first = device.counts["allocate_pinned"]
+    device.faults.pinned = {first}
+    assert keep(cache, device, [1], nbytes=1000)
+    assert known(cache, [0, 1]) == [False, True]
+    device.faults.pinned = {first + 2, first + 3}
+    assert not keep(cache, device, [2], nbytes=1000)
+
+
+def test_only_memory_of_the_kind_that_is_lacking_is_given_back(device):
+    caches = ChunkCaches(device)
+    pools = [DeviceCachePool(10**6, memory=memory) for memory in ("device", "pinned")]
+    there, pinned = map(caches.of, pools)
+    device.caches += there, pinned
+    for cache in (there, pinned):
+        keep(cache, device, [0], nbytes=1000)
+    assert caches.give_back(lacking=PinnedMemoryError) == 1000
+    assert known(there, [0]) == [True]
+    assert known(pinned, [0]) == [False]
+    keep(pinned, device, [0], nbytes=1000)
+    assert caches.give_back() == 1000
+    assert known(there, [0]) == [False]
+    assert known(pinned, [0]) == [True]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.backends.device import slab
 from tests.emulator import host_build
 from tests.matrix import each
 from tests.on_device import emulated, on_host
@@ -23,7 +24,7 @@ METADATA = {
 }
 
 
-def opened(path, device, chain="gzip", *, limit=10**6, stored=6, content="decoded", **options):
+def opened(path, device, chain="gzip", *, limit=10**6, stored=6, pool=(), **options):
     """An array in files, without a cache on the host, and with one on a device."""
     url = f"file://{path}/a|zarr3:"
     host = gpustore.open(
@@ -32,8 +33,7 @@ def opened(path, device, chain="gzip", *, limit=10**6, stored=6, content="decode
         device="cpu",
     ).result()
     host[:stored] = np.arange(stored * 10, dtype=np.int16).reshape(stored, 10)
-    pool = {"total_bytes_limit": limit, "content": content}
-    context = gpustore.Context({"device_cache_pool": pool})
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit, **dict(pool)}})
     options = {"recheck_cached_data": False, **options}
     spec = {**gpustore.Spec(url).to_json(), **options}
     return host, gpustore.open(spec, context=context, device=device.name).result()
@@ -78,11 +78,73 @@ def test_second_epoch_asks_for_nothing_and_copies_tables_only(tmp_path, chain):
         assert len(cache_of(there)) == 0
 
 
-def pair(device, limit, chain, content, **options):
+@each("content", ["decoded", "encoded"])
+@each("chain", CHAINS)
+def test_second_epoch_from_pinned_memory_is_one_upload_of_what_was_kept(tmp_path, chain, content):
+    """Beside that of the tables; the kvstore is asked for nothing."""
+    with emulated() as device:
+        pool = {"content": content, "memory": "pinned"}
+        host, there = opened(tmp_path, device, chain, pool=pool)
+        expected = host.read().result()
+        found, first = counted(device, there)
+        assert np.array_equal(found, expected)
+        found, second = counted(device, there)
+        assert np.array_equal(found, expected)
+        assert second["device_cache_hits"] == first["device_cache_misses"]
+        # Missing chunks have tables of their own, and decoding results.
+        assert second["copies"] == (2 if content == "decoded" or chain == "raw" else 4)
+        kept = first["device_cache_bytes"]
+        assert kept <= second["bytes_to_device"] < kept + 4096
+        assert second.get("bytes_to_host", 0) < 4096
+        assert not second.keys() & {
+            "key_reads",
+            "bytes_fetched",
+            "device_cache_misses",
+            "device_cache_bytes",
+        }
+        assert device._memory.live_nbytes < kept + (8 << 20)  # Nothing but a staging buffer.
+        there._driver.array.backend.release()
+        assert len(cache_of(there)) == 0
+
+
+def test_chunks_that_lie_apart_are_uploaded_apart(tmp_path, monkeypatch):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, pool={"memory": "pinned"}, stored=9)
+        there.preload().result()
+        for gap_nbytes, copies in ((slab._GAP_NBYTES, 1), (15, 3)):
+            monkeypatch.setattr(slab, "_GAP_NBYTES", gap_nbytes)
+            for part, uploads in ((np.s_[:, 6:], copies), (np.s_[:8], 1), (np.s_[:], 1)):
+                future = there[part].read()
+                assert np.array_equal(on_host(device, future.result()), host[part].read().result())
+                assert future.statistics["copies"] == 1 + uploads
+        del there, future
+
+
+@each("chain", ["gzip", "shards"])
+def test_a_resized_array_keeps_the_chunks_it_has(tmp_path, chain):
+    with emulated() as device:
+        _, there = opened(tmp_path, device, chain, stored=9)
+        counted(device, there)
+        rows, columns = (2, 3) if chain == "shards" else (4, 6)
+        for shape in ((14, 10), (9, 17), (6, 10), (9, 10)):
+            before = there.shape
+            there = there.resize(exclusive_max=shape).result()
+            found, counts = counted(device, there)
+            plain = gpustore.open(there.url, device="cpu").result()
+            assert np.array_equal(found, plain.read().result())
+            kept, every = (
+                np.prod([-(-size // chunk) for size, chunk in zip(sizes, (rows, columns))])
+                for sizes in (np.minimum(before, shape), shape)
+            )
+            assert counts["device_cache_hits"] >= kept
+            assert counts.get("device_cache_misses", 0) <= every - kept
+        del there
+
+
+def pair(device, limit, chain, pool, **options):
     """The same array in memory twice: on the device with a cache, and on the host without."""
     values = gpustore.Context()
-    pool = {"total_bytes_limit": limit, "content": content}
-    context = gpustore.Context({"device_cache_pool": pool}, values)
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit, **pool}}, values)
     values["memory_key_value_store"]
     spec = {**gpustore.Spec("memory://a|zarr3:").to_json(), **options}
     metadata = {**METADATA, "codecs": CHAINS[chain]}
@@ -132,7 +194,11 @@ class _Resolved(_Read):
         return OnHost(self.device, self.future.result())
 
 
-CONTENTS = ("decoded", "encoded")
+POOLS = [
+    {"content": content, "memory": memory}
+    for content in ("decoded", "encoded")
+    for memory in ("device", "pinned")
+]
 LIMITS = {"less than a chunk": 4000, "some chunks": 4300, "all": 10**6}
 
 
@@ -141,11 +207,11 @@ LIMITS = {"less than a chunk": 4000, "some chunks": 4300, "all": 10**6}
     steps(OWN + OTHERS),
     st.sampled_from(list(LIMITS)),
     st.sampled_from(list(CHAINS)),
-    st.sampled_from(CONTENTS),
+    st.sampled_from(POOLS),
 )
-def test_reads_are_those_without_a_cache(steps, limit, chain, content):
+def test_reads_are_those_without_a_cache(steps, limit, chain, pool):
     with emulated() as device:
-        there, plain = pair(device, LIMITS[limit], chain, content)
+        there, plain = pair(device, LIMITS[limit], chain, pool)
         plain.write(np.arange(90, dtype=np.int16).reshape(9, 10)).result()
         check_steps(OnHost(device, there), plain, steps)
         del there
@@ -156,12 +222,12 @@ def test_reads_are_those_without_a_cache(steps, limit, chain, content):
     steps(OWN),
     st.sampled_from(["some chunks", "all"]),
     st.sampled_from(list(CHAINS)),
-    st.sampled_from(CONTENTS),
+    st.sampled_from(POOLS),
 )
-def test_own_changes_are_seen_without_rechecks(steps, limit, chain, content):
+def test_own_changes_are_seen_without_rechecks(steps, limit, chain, pool):
     """Nobody else writes: a cache that is never compared with what is stored is right, too."""
     with emulated() as device:
-        there, plain = pair(device, LIMITS[limit], chain, content, recheck_cached_data=False)
+        there, plain = pair(device, LIMITS[limit], chain, pool, recheck_cached_data=False)
         check_steps(OnHost(device, there), plain, steps)
         del there
 
@@ -316,6 +382,45 @@ def test_a_device_short_of_memory_gets_the_chunks_back(tmp_path):
             assert np.array_equal(found, host.read().result())
             there._driver.array.backend.release()
         del there
+
+
+@each("kind", ["allocations", "pinned"])
+@each("memory", ["device", "pinned"])
+def test_copies_of_arrays_get_memory_of_their_kind_back(tmp_path, memory, kind):
+    """Those of arrays that are not in C order, and of elements that the host has converted."""
+    with emulated() as device:
+        host, there = opened(tmp_path, device, pool={"memory": memory})
+        backend = there._driver.array.backend
+        expected = host.read().result()
+        name = "allocations" if kind == "allocations" else "allocate_pinned"
+        array = there.read(order="F").result()
+        memory_of = backend.destination(array, (9, 10), expected.dtype)
+        works = ((backend.to_host, [array]), (backend._upload, [expected, memory_of]))
+        for work, arguments in works:
+            calls = number = 0
+            while number <= calls:
+                backend.release()
+                there.preload().result()
+                before = len(cache_of(there))
+                backend.buffers.free()
+                first = device.counts[name]
+                lacking = {first + number - 1, first + number} if number else set()
+                setattr(device.faults, kind, lacking)
+                if not lacking:
+                    work(*arguments)
+                    calls = device.counts[name] - first
+                elif (kind == "pinned") == (memory == "pinned"):
+                    work(*arguments)
+                    assert len(cache_of(there)) < before
+                else:
+                    with pytest.raises(gpustore.LimitError):
+                        work(*arguments)
+                    assert len(cache_of(there)) == before
+                setattr(device.faults, kind, set())
+                number += 1
+            assert calls
+        assert np.array_equal(backend.to_host(array), expected)
+        del there, array, memory_of, works, work, arguments
 
 
 def test_a_device_full_of_chunks_has_room_for_reads_and_writes(tmp_path):
@@ -487,8 +592,10 @@ ENCODED = {
 }
 
 
+@pytest.mark.matrix
+@each("memory", ["device", "pinned"])
 @each("chain", ENCODED)
-def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain):
+def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain, memory):
     url = f"file://{tmp_path}/e|zarr3:"
     shape = [40, 60]
     grid = {"name": "regular", "configuration": {"chunk_shape": [16, 24]}}
@@ -500,7 +607,7 @@ def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain):
         elements = np.random.default_rng(0).integers(0, 9, shape).astype(np.int16)
         elements[:16, :24] = 3
         host[:32] = elements[:32]
-        pool = {"total_bytes_limit": 10**7, "content": "encoded"}
+        pool = {"total_bytes_limit": 10**7, "content": "encoded", "memory": memory}
         context = gpustore.Context({"device_cache_pool": pool})
         there = gpustore.open(
             {**gpustore.Spec(url).to_json(), "recheck_cached_data": False},
@@ -533,7 +640,7 @@ def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain):
 @each("kind", ["once", "from then on"])
 def test_a_download_that_lacks_memory_is_repeated_or_an_error_by_key(tmp_path, kind):
     with emulated() as device:
-        host, there = opened(tmp_path, device, content="encoded")
+        host, there = opened(tmp_path, device, pool={"content": "encoded"})
         counted(device, there)
         device.faults.statuses = {(device.counts["decompress"], 0): 12}
         first = device.counts["download"] + 1  # Behind that of the results.
@@ -551,7 +658,7 @@ def test_a_download_that_lacks_memory_is_repeated_or_an_error_by_key(tmp_path, k
 
 def test_chunks_that_the_host_decodes_are_kept_decoded(tmp_path):
     with emulated(decodes=()) as device:
-        host, there = opened(tmp_path, device, "gzip", content="encoded")
+        host, there = opened(tmp_path, device, "gzip", pool={"content": "encoded"})
         counted(device, there)
         found, counts = counted(device, there)
         assert np.array_equal(found, host.read().result())
@@ -560,14 +667,15 @@ def test_chunks_that_the_host_decodes_are_kept_decoded(tmp_path):
         del there
 
 
-@each("content", CONTENTS)
+@pytest.mark.matrix
+@each("pool", POOLS)
 @each("operation", ["launch", "allocate", "upload", "download", "record", "fill"])
-def test_a_failed_operation_leaves_no_memory_behind(tmp_path, content, operation):
+def test_a_failed_operation_leaves_no_memory_behind(tmp_path, pool, operation):
     """The emulated device finds what is not freed, and what is freed while it is used."""
     failures = 0
     for number in range(3):
         with emulated() as device:
-            host, there = opened(tmp_path / str(number), device, content=content)
+            host, there = opened(tmp_path / str(number), device, pool=pool)
             there[:4].preload().result()
             at = device.counts[operation] + number
             device.faults.failing = {(operation, at): False}
@@ -582,10 +690,10 @@ def test_a_failed_operation_leaves_no_memory_behind(tmp_path, content, operation
     assert failures
 
 
-@each("content", CONTENTS)
-def test_cancelled_reads_leave_no_memory_behind(tmp_path, content):
+@each("pool", POOLS)
+def test_cancelled_reads_leave_no_memory_behind(tmp_path, pool):
     with emulated() as device:
-        host, there = opened(tmp_path, device, content=content)
+        host, there = opened(tmp_path, device, pool=pool)
         for part in (there[:4], there, there[2:]):
             part.read().cancel()
             part.preload().cancel()

@@ -96,7 +96,7 @@ class Setting:
 
         return Piece(chain, places, start, nbytes, state, report)
 
-    def relieve(self):
+    def relieve(self, lacking):
         self.relieved += 1
 
     def found(self, count):
