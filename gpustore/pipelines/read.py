@@ -104,7 +104,7 @@ def read(
     """
     one = strided_read(array, transform, output)
     if one is not None:
-        STATISTICS.add(reads=1, chunks_planned=one.maps.rows)
+        STATISTICS.add(reads=1, chunks_planned=one.rows)
         return one.ask()
     shape = tuple(transform.domain.shape)
     backend = array.backend
@@ -156,10 +156,10 @@ def strided_read(
     if array.native is None or array.grid is not None:
         return None
     maps = strided_maps(transform, array.shape, array.chunk_shape)
-    if maps is None or maps.rows > min(MOST_ROWS, array.limits.chunks_per_request):
+    if maps is None or maps[0] > min(MOST_ROWS, array.limits.chunks_per_request):
         return None
     memory = output.memory(array.backend, transform.domain.shape, array.dtype)
-    return StridedRead(array, transform, maps, memory, output.filled(memory), _read_again)
+    return StridedRead(array, transform, *maps, memory, output.filled(memory), _read_again)
 
 
 def _read_again(one: StridedRead) -> Future[Any]:

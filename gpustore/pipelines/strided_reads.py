@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.host.memory import HostMemory
-from gpustore.backends.native.request import MOST_ROWS, Request, StridedMaps
+from gpustore.backends.native.request import MOST_ROWS, Request
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
@@ -60,7 +60,9 @@ class StridedRead:
     ----------
     array : ChunkedArray
         Array with native constants.
-    transform, maps, memory
+    rows : int
+        Number of chunks that the read touches.
+    transform, words, memory
         See :class:`gpustore.backends.native.request.StridedItem`.
     result : object
         Result of the read: the array that is filled, or the object of the caller.
@@ -68,20 +70,22 @@ class StridedRead:
         Begins the read anew, with a plan in Python.
     """
 
-    __slots__ = ("again", "array", "maps", "memory", "result", "transform")
+    __slots__ = ("again", "array", "memory", "result", "rows", "transform", "words")
 
     def __init__(
         self,
         array: ChunkedArray,
         transform: IndexTransform,
-        maps: StridedMaps,
+        rows: int,
+        words: Sequence[int],
         memory: HostMemory,
         result: Any,
         again: Callable[[StridedRead], Future[Any]],
     ) -> None:
         self.array = array
         self.transform = transform
-        self.maps = maps
+        self.rows = rows
+        self.words = words
         self.memory = memory
         self.result = result
         self.again = again
@@ -93,7 +97,7 @@ class StridedRead:
         future._deferred = self
         waiting = array.waiting
         waiting.reads.append(weakref.ref(future))
-        rows = self.maps.rows
+        rows = self.rows
         seconds = rows * array.chain.decode_s
         if rows <= TINY_ROWS and seconds <= TINY_S:
             if len(waiting.reads) >= MANY:
@@ -112,7 +116,7 @@ class StridedRead:
         together = _begin_waiting(self.array, self)
         if together is not None:
             return together
-        if self.maps.rows > SMALL_ROWS or self.maps.rows * self.array.chain.decode_s > SMALL_S:
+        if self.rows > SMALL_ROWS or self.rows * self.array.chain.decode_s > SMALL_S:
             return self._begin_alone()
         array = self.array
         native = array.native
@@ -156,7 +160,7 @@ def begin_batch(reads: Sequence[Asked]) -> None:
     if len(reads) > 1 and _begin_together(array, reads, of_batch=True):
         return
     for one, future in reads:
-        count = partial(STATISTICS.add, reads=1, chunks_planned=one.maps.rows)
+        count = partial(STATISTICS.add, reads=1, chunks_planned=one.rows)
         attributed(future._statistics, count)
         one.alone(future)
 
@@ -188,7 +192,7 @@ def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bo
         shared.add(reads=len(reads), chunks_planned=chunks)
         for future in futures:
             future._statistics = shared
-    elif chunks == sum([one.maps.rows for one in items]) and chunks * _row_s(array) > LONG_S:
+    elif chunks == sum([one.rows for one in items]) and chunks * _row_s(array) > LONG_S:
         return False
 
     rest = deque(reads)
@@ -235,7 +239,7 @@ def _plan(
     """Let the core plan reads; return the request, its threads and chunks; None if it does not."""
     native = array.native
     assert native is not None
-    rows = sum([one.maps.rows for one in items])
+    rows = sum([one.rows for one in items])
     threads = max(1, min(array.executor.limit, rows, int(rows * _row_s(array) / SPLIT_S)))
     request = Request(native, items, array.key_directory(), most_rows, threads)
     chunks = request.plan()

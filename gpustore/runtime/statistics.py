@@ -112,20 +112,17 @@ class Statistics:
 
 
 def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
+    if not counts:  # Small reads are many, and add once before they wait.
+        counts.update(amounts)
+        return
     for name, amount in amounts.items():
         counts[name] = counts.get(name, 0) + amount
 
 
 class Operation(Statistics):
-    """Statistics of one read or write; amounts added count for the process too.
+    """Statistics of one read or write; amounts added count for the process too."""
 
-    Small reads are many, so amounts are appended to a list and summed when they are asked for.
-    """
-
-    __slots__ = ("_kept",)
-
-    def __init__(self) -> None:
-        self._kept: list[dict[str, int]] = []
+    __slots__ = ()
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
@@ -134,40 +131,14 @@ class Operation(Statistics):
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
         parts = list({id(one): one for one in operations if one is not None}.values())
-        if not parts:
-            return
-        equal = {}
-        for name, amount in self.snapshot().items():
-            equal[name], rest = divmod(amount, len(parts))
-            for i in range(1, rest + 1):  # Evenly spread, the last one gets the last.
-                parts[-(-i * len(parts) // rest) - 1]._kept.append({name: 1})
-        for one in parts:
-            one._kept.append(equal)  # Nobody changes it.
-
-    def __getitem__(self, name: str) -> int:
-        return self.snapshot().get(name, 0)
-
-    def snapshot(self) -> dict[str, int]:
-        """Return the counters that are not 0, by name, as of one moment."""
+        amounts = self.snapshot()
         with _lock:
-            counts = dict(self._summed())
-        return {name: counts[name] for name in sorted(counts) if counts[name]}
-
-    def reset(self) -> dict[str, int]:
-        """Set the counters of this operation to 0 and return those that were not, by name."""
-        with _lock:
-            counts = self._summed()
-            del self._kept[:1]
-        return {name: counts[name] for name in sorted(counts) if counts[name]}
-
-    def _summed(self) -> dict[str, int]:
-        """Replace the amounts kept so far by their sum; other threads may append meanwhile."""
-        count = len(self._kept)
-        counts: dict[str, int] = {}
-        for amounts in self._kept[:count]:
-            _add(counts, amounts)
-        self._kept[:count] = [counts]
-        return counts
+            for name, amount in amounts.items():
+                done = 0
+                for i, one in enumerate(parts, 1):
+                    until = amount * i // len(parts)
+                    one._counts[name] = one._counts.get(name, 0) + until - done
+                    done = until
 
 
 class _ProcessStatistics(Statistics):
@@ -180,17 +151,12 @@ class _ProcessStatistics(Statistics):
 
     def add(self, **amounts: int) -> None:
         operation = CURRENT.operation
-        if operation is not None:
-            kept = operation._kept
-            # Without the lock: appending to a list is atomic, and small reads are many.
-            kept.append(amounts)
-            if len(kept) > 100:  # An operation may take hours.
-                with _lock:
-                    operation._summed()
         with _lock:
             counts = self._counts
             for name, amount in amounts.items():
                 counts[name] += amount
+            if operation is not None:
+                _add(operation._counts, amounts)
 
 
 class _Current(threading.local):

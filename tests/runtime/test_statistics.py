@@ -390,7 +390,7 @@ def test_package_uses_only_counters_that_are_explained():
 @given(st.integers(1, 9), st.dictionaries(st.sampled_from(sorted(COUNTERS)), st.integers(0, 50)))
 def test_work_is_divided_between_operations_without_rest(count, amounts):
     shared, operations = Operation(), [Operation() for _ in range(count)]
-    shared._kept.append(amounts)
+    Statistics.add(shared, **amounts)
     shared.divide([None, *operations, operations[0]])
     for name, amount in amounts.items():
         expected = [amount * i // count - amount * (i - 1) // count for i in range(1, count + 1)]

@@ -41,23 +41,29 @@ class HostMemory:
         without gaps, of which the view is made when it is needed.
     offset : int
         Byte in `flat` at which the element of index zero starts.
-    strides : tuple of int
-        Bytes between neighbours.
+    strides : tuple of int, optional
+        Bytes between neighbours; by default those of the array.
     """
 
-    __slots__ = ("_flat", "array", "offset", "strides")
+    __slots__ = ("_flat", "_strides", "array", "offset")
 
     def __init__(
         self,
         array: NDArray[Any],
         flat: NDArray[np.uint8] | None,
         offset: int,
-        strides: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
     ) -> None:
         self.array = array
         self._flat = flat
         self.offset = offset
-        self.strides = strides
+        self._strides = strides
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours."""
+        strides = self._strides
+        return self.array.strides if strides is None else strides
 
     @property
     def flat(self) -> NDArray[np.uint8]:
@@ -85,7 +91,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
         raise too_large(shape, dtype)
     if dtype.hasobject:
         return memory_of(array)  # NumPy makes no bytes of references.
-    return HostMemory(array, None, 0, array.strides)
+    return HostMemory(array, None, 0)
 
 
 def memory_of(array: NDArray[Any]) -> HostMemory:
@@ -94,7 +100,7 @@ def memory_of(array: NDArray[Any]) -> HostMemory:
     if array.dtype.hasobject:
         return _object_memory(array, low, high)
     flat = np.frombuffer(memoryview((ctypes.c_ubyte * (high - low)).from_address(low)), np.uint8)
-    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+    return HostMemory(array, flat, array.ctypes.data - low)
 
 
 def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
@@ -103,10 +109,10 @@ def _object_memory(array: NDArray[Any], low: int, high: int) -> HostMemory:
     if any(stride % itemsize for stride in array.strides):
         raise TypeError("references to objects must be whole steps apart, not a field of records")
     if not array.size:
-        return HostMemory(array, np.empty(0, object), 0, array.strides)
+        return HostMemory(array, np.empty(0, object), 0)
     first = array[(*(slice(0, 1) if s >= 0 else slice(-1, None) for s in array.strides), ...)]
     flat = object_view(first.reshape(-1), ((high - low) // itemsize,), 0, (itemsize,))
-    return HostMemory(array, flat, array.ctypes.data - low, array.strides)
+    return HostMemory(array, flat, array.ctypes.data - low)
 
 
 def object_view(

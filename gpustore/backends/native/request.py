@@ -10,7 +10,7 @@ import struct
 from array import array as numbers
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
@@ -26,21 +26,6 @@ MOST_ROWS: Final = 4096
 """Most chunks of a read that the core plans."""
 
 
-class StridedMaps(NamedTuple):
-    """Maps of a read that the core can plan.
-
-    Attributes
-    ----------
-    rows : int
-        Number of chunks that the read touches.
-    words : sequence of int
-        Input dimension or -1, offset and stride of each output dimension.
-    """
-
-    rows: int
-    words: Sequence[int]
-
-
 class StridedItem(Protocol):
     """A read into one array.
 
@@ -48,21 +33,28 @@ class StridedItem(Protocol):
     ----------
     transform : IndexTransform
         Maps the domain of the array that is filled to the array that is read.
-    maps : StridedMaps
-        Its maps.
+    words : sequence of int
+        Its maps: input dimension or -1, offset and stride of each output dimension.
     memory : HostMemory
         Array to fill.
     """
 
     transform: IndexTransform
-    maps: StridedMaps
+    words: Sequence[int]
     memory: HostMemory
 
 
 def strided_maps(
     transform: IndexTransform, shape: Sequence[int], chunk_shape: Sequence[int]
-) -> StridedMaps | None:
-    """Return the maps of a read inside an array; None for others, and for those of diagonals."""
+) -> tuple[int, Sequence[int]] | None:
+    """Check the maps of a read that the core can plan.
+
+    Returns
+    -------
+    (rows, words) or None
+        Number of chunks that the read touches, and the maps as :class:`StridedItem` has them. None
+        for reads that are not inside the array, and for diagonals.
+    """
     domain, output = transform.domain, transform.output
     rows = 1
     if output is identity_maps(len(shape)):
@@ -72,7 +64,7 @@ def strided_maps(
             if not 0 <= low < high <= size:
                 return None
             rows *= (high - 1) // chunk - low // chunk + 1
-        return StridedMaps(rows, _IDENTITIES[len(shape)])
+        return rows, _IDENTITIES[len(shape)]
     starts, extent = domain.inclusive_min, domain.shape
     seen = set()
     words: list[int] = []
@@ -91,7 +83,7 @@ def strided_maps(
         seen.add(d)
         rows *= n if not -chunk < stride < chunk else abs(last // chunk - first // chunk) + 1
         words += (d, offset, stride)
-    return StridedMaps(rows, words) if 0 not in extent else None
+    return (rows, words) if 0 not in extent else None
 
 
 _IDENTITIES: Final = [
@@ -134,7 +126,7 @@ class Request:
             flat: Any = memory.flat
             # As `address_of`, in a fifth of the time.
             address = ctypes.addressof(ctypes.c_char.from_buffer(flat))
-            low, maps = domain.inclusive_min, item.maps.words
+            low, maps = domain.inclusive_min, item.words
             rank = len(low)
             pack = _packer(4 + len(maps) + 3 * rank)
             parts.append(

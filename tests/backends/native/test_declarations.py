@@ -170,10 +170,11 @@ def test_a_job(tmp_path):
 def test_a_request(tmp_path):
     array = on_disk()
     transform = IndexTransform(IndexDomain(inclusive_min=[3, 5], shape=[10, 20]))
-    maps = strided_maps(transform, array.shape, array.chunk_shape)
+    rows, maps = strided_maps(transform, array.shape, array.chunk_shape)
+    assert rows == 4 * 5
     out = memory_of(np.zeros((10, 20), "u2"))
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
-    item = SimpleNamespace(transform=transform, maps=maps, memory=out)
+    item = SimpleNamespace(transform=transform, words=maps, memory=out)
     request = Request(array.native, [item, item], directory, MOST_ROWS, 13)
     address = request._words.buffer_info()[0]
     found = at(address, "Request")
