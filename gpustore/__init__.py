@@ -38,6 +38,7 @@ from gpustore.explain.explanation import Explanation
 from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.front.array import array
 from gpustore.front.cast import cast
+from gpustore.front.create_array import create_array, save
 from gpustore.front.group import Group
 from gpustore.front.open import open
 from gpustore.front.open_group import open_group
@@ -147,6 +148,7 @@ __all__ = [
     "char",
     "complex128",
     "complex64",
+    "create_array",
     "dtype",
     "float16",
     "float32",
@@ -172,6 +174,7 @@ __all__ = [
     "ocdbt",
     "open",
     "open_group",
+    "save",
     "statistics",
     "string",
     "uint16",

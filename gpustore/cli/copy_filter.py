@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpustore.cli.copy_codec import COMPRESSORS, NOT_BYTES, NUMCODECS, compressor_of
+from gpustore.schema.codec_words import COMPRESSORS, NOT_BYTES, NUMCODECS, compressor_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

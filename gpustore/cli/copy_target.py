@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
-from gpustore.cli.copy_codec import (
+from gpustore.cli.copy_filter import codecs_of_filters, parts_of_codecs
+from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
+from gpustore.cli.elements import fields_of
+from gpustore.cli.failure import CommandError
+from gpustore.cli.info import chunk_extents, format_shape
+from gpustore.schema.codec_words import (
     COMPRESSORS,
     NUMCODECS,
     VLEN,
@@ -24,11 +29,6 @@ from gpustore.cli.copy_codec import (
     codecs_of,
     compressor_of,
 )
-from gpustore.cli.copy_filter import codecs_of_filters, parts_of_codecs
-from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
-from gpustore.cli.elements import fields_of
-from gpustore.cli.failure import CommandError
-from gpustore.cli.info import chunk_extents, format_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Options:
     chunks, shards : list of int, optional
         Extents of chunks and shards. With `chunks` and without `shards` there are no shards.
     codec : str, optional
-        A word of :data:`gpustore.cli.copy_codec.CODEC_WORDS`.
+        A word of :data:`gpustore.schema.codec_words.CODEC_WORDS`.
     checksum : bool, optional
         Whether each chunk ends with a crc32c.
     zarr_format : int, optional

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Never
 
 import gpustore
 from gpustore.cli import copy, demo, info, keys
-from gpustore.cli.copy_codec import CODEC_WORDS, codecs_named
 from gpustore.cli.failure import CommandError
+from gpustore.schema.codec_words import CODEC_WORDS, codecs_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -300,6 +300,11 @@ class Group:
         fill_value: Any = None,
         dimension_units: Any = None,
         schema: Any = None,
+        chunks: Any = None,
+        shards: Any = None,
+        dims: Any = None,
+        units: Any = None,
+        data: Any = None,
     ) -> Future[TensorStore]:
         """Make an array and the groups above it.
 
@@ -314,6 +319,8 @@ class Group:
             Members of the array's metadata document, in the form of a spec's ``metadata``.
         dtype, shape, rank, domain, chunk_layout, codec, fill_value, dimension_units, schema
             Properties of the array; see :func:`gpustore.open`.
+        chunks, shards, dims, units, data
+            Properties and elements in short words; see :func:`gpustore.open`.
 
         Raises
         ------
@@ -335,8 +342,12 @@ class Group:
             "fill_value": fill_value,
             "dimension_units": dimension_units,
             "schema": schema,
+            "chunks": chunks,
+            "shards": shards,
+            "dims": dims,
+            "units": units,
         }
-        make = self._array(path).making(mode, attributes, metadata, constraints)
+        make = self._array(path).making(mode, attributes, metadata, constraints, data)
         return self._writing(make)
 
     def require_array(

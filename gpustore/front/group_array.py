@@ -9,6 +9,7 @@ from typing import Any
 from gpustore import registry
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
+from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of
 from gpustore.front.group_access import GroupAccess
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
@@ -75,9 +76,10 @@ class MemberArray:
         attributes: Mapping[str, Any] | None,
         metadata: Any,
         constraints: Mapping[str, Any],
+        data: Any = None,
     ) -> Callable[[], TensorStore]:
         """Return a function that makes the array and the groups above it, or opens it if `mode`
-        allows.
+        allows. A new array gets the elements `data`, if given.
 
         Raises
         ------
@@ -90,6 +92,12 @@ class MemberArray:
         if not path:
             raise MetadataError("an array needs a path below the root of its hierarchy")
         check_node_names(path, hierarchy.zarr_format)
+        if data is not None:
+            data = array_of(data)
+            constraints = with_shape_of(data, constraints)
+        dims = constraints.get("dims")
+        if dims is not None and hierarchy.zarr_format == 2:
+            attributes = {DIMENSIONS_V2: list(dims), **(attributes or {})}
         given = json_attributes(attributes or {})
         spec = self.spec(mode, constraints, metadata)
         made = spec
@@ -113,6 +121,8 @@ class MemberArray:
             if given and hierarchy.zarr_format == 2:
                 file = hierarchy.file(path, ".zattrs")
                 file.change(lambda stored: {**(stored or {}), **given})
+            if data is not None:
+                store.write(data).result()
             return store
 
         return run

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpustore.drivers.base import OpenMode
-from gpustore.errors import GpustoreError
+from gpustore.errors import GpustoreError, MetadataError
+from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of
 from gpustore.front.spec import Spec, SpecLike
 from gpustore.front.store import TensorStore
 from gpustore.kvstores.kvstore import KvStore
@@ -26,7 +28,7 @@ def open(
     delete_existing: bool | None = None,
     assume_metadata: bool | None = None,
     assume_cached_metadata: bool | None = None,
-    context: Context | None = None,
+    context: Context | Mapping[str, Any] | None = None,
     batch: Batch | None = None,
     kvstore: KvStore.Spec | KvStore | None = None,
     recheck_cached_metadata: Any = None,
@@ -41,6 +43,12 @@ def open(
     fill_value: Any = None,
     dimension_units: Any = None,
     schema: Any = None,
+    chunks: Any = None,
+    shards: Any = None,
+    dims: Any = None,
+    units: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+    data: Any = None,
 ) -> Future[TensorStore]:
     """Open or create an array.
 
@@ -60,8 +68,9 @@ def open(
         replaces the spec's open mode. The last two open without I/O: the metadata are those that
         creating the array would write. With `assume_metadata` they are never read, and resizing is
         not possible.
-    context : Context, optional
-        Shared caches, thread pools and limits. By default each call makes its own.
+    context : Context or dict, optional
+        Shared caches, thread pools and limits, or the JSON of such a context. By default each call
+        makes its own.
     batch : Batch, optional
         Opening begins when the batch is submitted.
     kvstore : KvStore.Spec or KvStore, optional
@@ -74,7 +83,20 @@ def open(
         are cached only if the context's ``cache_pool`` has a limit; the default is True, which
         costs a look at each stored chunk.
     rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
-        Constraints that an existing array must fulfil, and properties of a new one.
+        Constraints that an existing array must fulfil, and properties of a new one. `codec` may be
+        a word such as ``"zstd:5"``, ``"blosc-lz4:3"`` or ``"none"``, a list of words, or JSON;
+        `chunk_layout` the shape of the chunks, or JSON.
+    chunks, shards : int or sequence of int, optional
+        Shape of the chunks that are encoded one by one, and of the shards that hold them.
+    dims : sequence of str or None, optional
+        Names of the dimensions. Zarr v2 keeps them as xarray does, in ``_ARRAY_DIMENSIONS``.
+    units : sequence or mapping of dimension names, optional
+        Physical size of a step along each dimension, such as ``"4nm"``; as `dimension_units`.
+    attributes : mapping, optional
+        User attributes of a new array, JSON values.
+    data : array-like, optional
+        Elements of a new array, written before the Future is ready; `shape` and `dtype` are theirs
+        unless they are given.
 
     Returns
     -------
@@ -96,6 +118,8 @@ def open(
     array([[0, 0],
            [7, 7]], dtype=uint16)
     """
+    if isinstance(context, Mapping):
+        context = Context(context)
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
     if batch is not None:
@@ -121,19 +145,65 @@ def open(
         "fill_value": fill_value,
         "dimension_units": dimension_units,
         "schema": schema,
+        "chunks": chunks,
+        "shards": shards,
+        "dims": dims,
+        "units": units,
         "device": device,
     }
+    if data is not None:
+        data = array_of(data)
+        given = with_shape_of(data, given)
     opened.update(**{name: value for name, value in given.items() if value is not None})
+    fill: Callable[[TensorStore], None] = _nothing
+    if not (data is attributes is None and (dims is None or opened._driver.id == "zarr3")):
+        opened, fill = _filled(opened, data, attributes, dims)
     try:
         opening = opened._opening(context, read, write)
     except GpustoreError as error:
         return failed(error)
 
     def run() -> TensorStore:
-        return TensorStore._of(*opening.run())
+        store = TensorStore._of(*opening.run())
+        fill(store)
+        return store
 
     if batch is not None and not batch._submitted:
         return batch._later(lambda: opening.executor.submit(run, drain=True))
     if opening.may_defer:
         return Future.deferred(run, opening.executor)
     return opening.executor.submit(run, drain=True)
+
+
+def _nothing(store: TensorStore) -> None:
+    """Leave a new array as it is."""
+
+
+def _filled(
+    spec: Spec, data: Any, attributes: Mapping[str, Any] | None, dims: Any
+) -> tuple[Spec, Callable[[TensorStore], None]]:
+    """Return the spec of a new array, and what is to be stored in it once it is made.
+
+    Raises
+    ------
+    MetadataError
+        If the array may exist: its attributes and elements are its own.
+    """
+    mode = spec.open_mode
+    attributes = dict(attributes or {})
+    if spec._driver.id == "zarr" and dims is not None and mode.create:
+        attributes = {DIMENSIONS_V2: list(dims), **attributes}
+    if (data is not None or attributes) and (mode.open or not mode.create):
+        raise MetadataError(
+            "`data` and `attributes` are those of a new array: give create=True without open=True, "
+            "and write() or attrs.update() to change an array that exists"
+        )
+    made = spec._with_attributes(attributes) if attributes else spec
+
+    def fill(store: TensorStore) -> None:
+        if attributes and spec._driver.id != "zarr3":
+            store.attrs.update(attributes)
+        if data is not None:
+            store.write(data).result()
+
+    return made, fill

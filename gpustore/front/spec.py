@@ -7,7 +7,7 @@ is made from JSON or from a URL, prints as TensorStore's, and pickles.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +26,8 @@ from gpustore.drivers.base import (
     OpenRequest,
 )
 from gpustore.errors import GpustoreError, MetadataError
+from gpustore.front.array_words import ARRAY_WORDS, constraints_of
+from gpustore.hierarchy.attributes import json_attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
@@ -70,6 +72,7 @@ _SCHEMA_KEYWORDS = (
     "fill_value",
     "dimension_units",
     "schema",
+    *ARRAY_WORDS,
 )
 
 _NOT_OPENED = ("array", "json")
@@ -160,6 +163,8 @@ class Spec(IndexedView):
         rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
             Constraints in terms of this spec's dimensions, merged with its own; see
             :class:`Schema`.
+        chunks, shards, dims, units
+            The same in short words; see :func:`gpustore.open`.
         device : str, optional
             Device of the arrays: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
@@ -180,7 +185,7 @@ class Spec(IndexedView):
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
         if schema:
-            constraints = Schema(**schema)
+            constraints = constraints_of(schema, driver.schema, _innermost(driver).id)
             if self._transform is not None:
                 constraints = constraints.inverse_transformed(self._transform)
             driver = driver.updated(schema=constraints)
@@ -200,6 +205,16 @@ class Spec(IndexedView):
         self._driver = driver
         if _innermost(driver).id not in _NOT_OPENED:
             self._mode = mode or self._mode
+
+    def _with_attributes(self, attributes: Mapping[str, Any]) -> Self:
+        """Return the spec of a new array that has these attributes, if its document holds them."""
+        driver = self._driver
+        if driver.id != "zarr3":
+            return self
+        kind: Any = registry.find("drivers", "zarr3")
+        more = kind.format.constraints({"attributes": json_attributes(attributes)})
+        with_more = replace(driver, metadata=driver.metadata.merge(more))  # type: ignore
+        return self._make(with_more, self._transform, self._mode, self._context)
 
     # ---- parts
 

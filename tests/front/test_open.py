@@ -119,7 +119,6 @@ KEYWORDS = {
         "chunk_layout": library.ChunkLayout(codec_chunk=library.ChunkLayout.Grid(shape=[1, 1]))
     },
     "grid_origin": layout(grid_origin=[0, 0]),
-    "codec as dict": {"codec": {"driver": "zarr3"}},
     "zarr3 codec": codec({"driver": "zarr3"}),
     "zarr3 gzip": codec({"driver": "zarr3", "codecs": ["gzip"]}),
     "zarr3 gzip 5": codec(gzip(5)),

@@ -1,17 +1,18 @@
-"""Compression in ``gpustore copy``: the words of ``--codec``, and translation between formats.
+"""Codecs by short words such as ``"zstd:5"``, and their translation between the formats of Zarr.
 
 Lists of bytes -> bytes codecs have the form of Zarr v3; :func:`compressor_of` translates them to
-Zarr v2, which has a single compressor.
+Zarr v2, which has a single compressor. :func:`codec_spec` gives the meaning of ``codec=`` where
+arrays are made; ``gpustore copy --codec`` takes the same words.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+from gpustore.errors import MetadataError
+from gpustore.schema.codec_spec import CodecSpec
 
 CODEC_WORDS = "none, zstd, gzip, blosc or blosc-CNAME, with :LEVEL if wanted, e.g. zstd:9"
 
@@ -28,6 +29,71 @@ NOT_BYTES = ("bytes", "transpose", "sharding_indexed", "crc32c", *VLEN)
 """Codecs of Zarr v3 that Zarr v2 says in other ways, or that are named apart if they are lost."""
 
 
+def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
+    """Return the constraint that `codec` stands for.
+
+    Parameters
+    ----------
+    codec : CodecSpec, str, mapping or sequence
+        A spec with or without its class; a word of :data:`CODEC_WORDS`; or the JSON of codecs in
+        the form of either format: ``{"name": "zstd"}``, a list of such objects or words, or a
+        compressor ``{"id": "zstd"}``.
+    driver : {"zarr", "zarr2", "zarr3"}
+        Format of the array.
+    itemsize : int
+        Bytes of an element.
+
+    Raises
+    ------
+    MetadataError
+        If a word or a member is not allowed, or the format cannot hold the codecs.
+    TypeError
+        If `codec` is nothing of all this.
+
+    Examples
+    --------
+    >>> codec_spec("zstd:5", "zarr3", 2)
+    CodecSpec({
+      'codecs': [{'configuration': {'level': 5}, 'name': 'zstd'}],
+      'driver': 'zarr3',
+    })
+    >>> codec_spec("zstd:5", "zarr2", 2)
+    CodecSpec({'compressor': {'id': 'zstd', 'level': 5}, 'driver': 'zarr'})
+    """
+    if isinstance(codec, CodecSpec):
+        return codec
+    if isinstance(codec, Mapping) and "driver" in codec:
+        return CodecSpec(codec)
+    if driver == "zarr3":
+        codecs, notes = _codecs(codec, itemsize)
+        spec: dict[str, Any] = {"driver": "zarr3", "codecs": codecs}
+    elif driver not in ("zarr", "zarr2"):
+        raise MetadataError(f'arrays of the driver "{driver}" have no codecs')
+    elif isinstance(codec, Mapping) and "id" in codec:
+        spec, notes = {"driver": "zarr", "compressor": dict(codec)}, []
+    else:
+        compressor, notes = compressor_of(_codecs(codec, itemsize)[0])
+        spec = {"driver": "zarr", "compressor": compressor}
+    if notes:
+        raise MetadataError(f"{notes[0].partition(':')[0]}; codec: {codec!r:.200}")
+    return CodecSpec(spec)
+
+
+def _codecs(codec: Any, itemsize: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the codecs of Zarr v3 that the `codec` of :func:`codec_spec` lists, with notes."""
+    if isinstance(codec, str):
+        return codecs_named(codec, itemsize), []
+    if isinstance(codec, Mapping):
+        return codecs_of(codec, itemsize) if "id" in codec else ([dict(codec)], [])
+    if not isinstance(codec, Sequence):
+        raise TypeError(
+            f"Invalid codec: expected a CodecSpec, a word such as 'zstd:5', or JSON, but received: "
+            f"{codec!r:.200}"
+        )
+    listed = [_codecs(one, itemsize) for one in codec]
+    return [one for codecs, _ in listed for one in codecs], [n for _, more in listed for n in more]
+
+
 def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
     """Return the codecs of a word of :data:`CODEC_WORDS`, as Zarr v3 JSON.
 
@@ -39,8 +105,8 @@ def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
 
     Raises
     ------
-    ValueError
-        The word is unknown.
+    MetadataError
+        If the word is unknown.
 
     Examples
     --------
@@ -54,7 +120,7 @@ def codecs_named(word: str, itemsize: int) -> list[dict[str, Any]]:
         or (match["cname"] and (name != "blosc" or match["cname"] not in _CNAMES))
         or (match["level"] and name == "none")
     ):
-        raise ValueError(f"expected {CODEC_WORDS}, got {word!r}")
+        raise MetadataError(f"expected {CODEC_WORDS}, got {word!r}")
     if name == "none":
         return []
     level = int(match["level"] or _LEVELS[name])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpustore.cli.copy_codec import codecs_named, codecs_of, compressor_of
+from gpustore.schema.codec_words import codecs_named, codecs_of, compressor_of
 from tests.matrix import each
 
 WORDS = ["none", "zstd", "zstd:-5", "zstd:19", "gzip", "gzip:9", "blosc", "blosc:9"] + [

@@ -1,0 +1,139 @@
+"""Short words for the properties of an array: ``chunks``, ``shards``, ``codec``, ``dims`` ...
+
+Users of NumPy, zarr-python and xarray know these words. Each stands for constraints of a schema, so
+that they apply wherever a schema does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpustore.errors import MetadataError
+from gpustore.index_space import IndexDomain
+from gpustore.schema import ChunkLayout, Schema
+from gpustore.schema.codec_words import codec_spec
+
+ARRAY_WORDS: Final = ("chunks", "shards", "dims", "units")
+"""Keywords beside those of :class:`Schema`."""
+
+DIMENSIONS_V2: Final = "_ARRAY_DIMENSIONS"
+"""Attribute in which xarray keeps names of dimensions in Zarr v2, whose metadata have none."""
+
+
+def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> Schema:
+    """Return the constraints that keywords stand for.
+
+    Parameters
+    ----------
+    keywords : mapping
+        Keywords of :class:`Schema`, ``codec`` in any form of
+        :func:`~gpustore.schema.codec_words.codec_spec`, ``chunk_layout`` also as JSON or as the
+        shape of the chunks, and :data:`ARRAY_WORDS`:
+
+        chunks : int or sequence of int, length rank
+            Shape of the chunks that are encoded one by one; an int is the size along all
+            dimensions.
+        shards : int or sequence of int, length rank
+            Shape of the shards, each of which stores many chunks in one value.
+        dims : sequence of str or None, length rank
+            Names of the dimensions.
+        units : sequence or mapping of dimension names
+            Physical size of a step along each dimension, such as ``"4nm"``.
+    known : Schema
+        Constraints that stand already: their rank and data type complete the keywords.
+    driver : str
+        Format of the array.
+
+    Raises
+    ------
+    MetadataError
+        If the constraints contradict each other, or more than rank and data type is needed.
+    TypeError
+        If a value has the wrong type.
+    """
+    given = dict(keywords)
+    if driver in ("zarr", "zarr2") and given.get("shards") is not None:
+        raise MetadataError('Zarr v2 has no shards: choose Zarr v3, as in "x.zarr|zarr3:"')
+    words: dict[str, Any] = {name: given.pop(name) for name in ARRAY_WORDS if name in given}
+    codec = given.pop("codec", None)
+    if "chunk_layout" in given:
+        given["chunk_layout"] = _chunk_layout(given["chunk_layout"])
+    constraints = Schema(**given)
+    names = words.get("dims")
+    if names is not None:
+        constraints.update(domain=_named(names))
+    rank = known.rank if constraints.rank is None else constraints.rank
+    layout = _layout(words, rank)
+    if layout is not None:
+        constraints.update(chunk_layout=layout)
+    units = words.get("units")
+    if units is not None:
+        domain = constraints.domain or known.domain
+        labels = () if domain is None else domain.labels
+        constraints.update(dimension_units=_units(units, labels))
+    if codec is not None:
+        dtype = constraints.dtype or known.dtype
+        constraints.update(codec=codec_spec(codec, driver, 1 if dtype is None else dtype.itemsize))
+    return constraints
+
+
+def array_of(data: Any) -> Any:
+    """Return `data` if it has a shape and a data type, an ndarray of it otherwise."""
+    return data if hasattr(data, "shape") and hasattr(data, "dtype") else np.asarray(data)
+
+
+def with_shape_of(data: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords, completed by shape and data type of `data`."""
+    given = {name: value for name, value in keywords.items() if value is not None}
+    shape = {} if "shape" in given or "domain" in given else {"shape": data.shape}
+    return {"dtype": data.dtype, **shape, **given}
+
+
+def _named(names: Any) -> IndexDomain:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"Invalid dims: expected a sequence of names, but received: {names!r:.200}")
+    return IndexDomain(labels=[name or "" for name in names])
+
+
+def _chunk_layout(value: Any) -> Any:
+    """Return the layout of JSON, or of the shape of the chunks; anything else unchanged."""
+    if isinstance(value, Mapping):
+        return ChunkLayout(value)
+    return ChunkLayout(chunk_shape=value) if isinstance(value, list | tuple) else value
+
+
+def _layout(words: Mapping[str, Any], rank: int | None) -> ChunkLayout | None:
+    """Return the chunk layout of ``chunks`` and ``shards``; None if neither is given."""
+    chunks, shards = (_extents(words.get(name), name, rank) for name in ("chunks", "shards"))
+    if shards is None:
+        return None if chunks is None else ChunkLayout(chunk_shape=chunks)
+    if chunks is None:
+        return ChunkLayout(write_chunk_shape=shards)
+    return ChunkLayout(write_chunk_shape=shards, read_chunk_shape=chunks)
+
+
+def _extents(value: Any, name: str, rank: int | None) -> Sequence[int] | None:
+    if value is None or (isinstance(value, Sequence) and not isinstance(value, str)):
+        return value  # ChunkLayout checks its elements.
+    if not isinstance(value, int):
+        raise TypeError(f"Invalid {name}: expected one size or a sequence, got {value!r:.200}")
+    if rank is None:
+        raise MetadataError(
+            f"{name}={value} needs the number of dimensions: give shape, or one size a dimension"
+        )
+    return [value] * rank
+
+
+def _units(units: Any, labels: Sequence[str]) -> Any:
+    """Return one unit a dimension; a mapping names those that have one."""
+    if not isinstance(units, Mapping):
+        return units
+    unknown = [name for name in units if name not in labels]
+    if unknown:
+        raise MetadataError(
+            f"units name the dimension {unknown[0]!r}, but the dimensions are {list(labels)}"
+        )
+    return [units.get(label) for label in labels]
