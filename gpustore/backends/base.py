@@ -7,7 +7,7 @@ so that a device can launch one kernel for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -290,6 +290,17 @@ class Sink(Protocol):
             in place.
         """
 
+    def defer(
+        self,
+        executor: Executor,
+        tasks: Callable[[], Iterable[Callable[[], object]]],
+        result: Callable[[], Any],
+    ) -> Future[Any]:
+        """Return the Future of a small read, done whole by the thread that asks for the result.
+
+        `tasks` makes the tasks when it is done.
+        """
+
 
 class Backend(Protocol):
     """Moves the elements of chunks between stored bytes and arrays of one memory space."""
@@ -298,9 +309,6 @@ class Backend(Protocol):
 
     device: str
     """Where its arrays live: ``"cpu"``, or ``"cuda:N"``."""
-
-    defers_small_reads: bool
-    """Whether a small read may run on whoever asks for its result."""
 
     buffers_blocks: bool
     """Value of :attr:`gpustore.planning.block.Block.buffered` for its reads."""

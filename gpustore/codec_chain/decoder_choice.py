@@ -8,7 +8,7 @@ threads of the host. The choice is made once for each read, from all its streams
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gpustore.resources.gpu_decode_choice import DecodeRule
@@ -118,8 +118,10 @@ def choose(streams: Sequence[Streams], multiprocessors: int, rule: DecodeRule) -
     return Choice(False, "; ".join(reasons))
 
 
-def joined(streams: Iterable[Streams]) -> list[Streams]:
+def joined(streams: Sequence[Streams]) -> Sequence[Streams]:
     """Return one entry for each codec of `streams`."""
+    if len(streams) < 2:
+        return streams
     found: dict[str, Streams] = {}
     for one in streams:
         known = found.get(one.codec, Streams(one.codec, 0, 0))

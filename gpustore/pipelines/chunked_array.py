@@ -164,12 +164,7 @@ class ChunkedArray:
         if not self._files:
             found = None
             if not self.levels and self.store.key_directory(self.key_prefix) is not None:
-                found = native_files(
-                    self.chain.encoded_bound,
-                    key_separator=self.key_separator,
-                    rank=len(self.shape),
-                    key_rank=self.key_rank,
-                )
+                found = self._fetched_natively()
             self._files.append(found)
         return self._files[0]
 
@@ -181,16 +176,19 @@ class ChunkedArray:
             is_cached = self.stored is not None or self.is_resident
             is_plain = not is_cached and self.chain.objects is None
             if is_plain and self.store.key_directory(self.key_prefix) is not None:
-                found = native_files(
-                    self.chain.encoded_bound,
-                    key_separator=self.key_separator,
-                    rank=len(self.shape),
-                    key_rank=self.key_rank,
-                    key_ratio=self.key_ratio,
-                    levels=self.levels,
-                )
+                found = self._fetched_natively()
             self._staging.append(found)
         return self._staging[0]
+
+    def _fetched_natively(self) -> NativeArray | None:
+        return native_files(
+            self.chain,
+            self.levels,
+            shape=self.shape,
+            key_separator=self.key_separator,
+            key_ratio=self.key_ratio,
+            key_rank=self.key_rank,
+        )
 
     def key_directory(self) -> KeyDirectory:
         """Open the directory of the chunks' files, for the native core."""

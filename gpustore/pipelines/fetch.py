@@ -31,6 +31,7 @@ from gpustore.errors import (
 from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.kvstores.columns import ABSENT, ReadColumns, ReadRequest, ReadState
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
@@ -162,7 +163,8 @@ def _fetch_files(
     nbytes = array.chain.layout.nbytes
     memory = arena.take(len(rows) * (nbytes + ALIGNMENT))
     shared = SharedMemory(np.frombuffer(memory, np.uint8), ALIGNMENT)
-    fetched = fetch_files(files, rows.cells, shared, len(memory), directory)
+    table = RowTable.of_cells(rows.cells)
+    fetched = fetch_files(files, table, shared, len(memory), directory)
     reads, nbytes_fetched = fetched.counts.reads, fetched.counts.fetched
     starts, lengths = fetched.at.tolist(), fetched.nbytes.tolist()
     values: list[Buffer | None] = [None] * len(rows)

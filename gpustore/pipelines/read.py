@@ -20,6 +20,7 @@ A thread that waits for a larger read by the native core does the tasks that no 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import threading
 import weakref
@@ -38,6 +39,7 @@ from gpustore.pipelines.fetch import fetched_batches
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.resident import resident_batches
+from gpustore.pipelines.strided_plan import plans_of
 from gpustore.pipelines.strided_reads import (
     NATIVE_ROW_S,
     SMALL_ROWS,
@@ -110,39 +112,35 @@ def read(
     backend = array.backend
     if output.array is None:
         # Bounds and limits are checked by the plan, before the memory is taken.
-        plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, output.order))
+        plans = plans_of(array, transform, contiguous(shape, array.dtype.itemsize, output.order))
         memory = backend.empty(shape, array.dtype, output.order, output.stream)
         result = memory.array
     else:
         memory = backend.destination(output.array, shape, array.dtype, output.stream)
-        plans = array.plans(transform, memory.strides)
+        plans = plans_of(array, transform, memory.strides)
         result = output.array
     rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
     plans = with_decoder(plans)
 
-    if array.backend.defers_small_reads and array.store.is_local and rows <= SMALL_ROWS:
+    def tasks(sink: Sink, threads: int | None = None) -> list[Callable[[], None]]:
+        return [task for one, plan in plans for task in _tasks(one, plan, memory, sink, threads)]
+
+    if output.stream is None and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):
-
-            def read_now() -> Any:
-                sink = sink_of(array, plans, [memory])
-                for one, plan in plans:
-                    for task in _tasks(one, plan, memory, sink, 1):
-                        task()
-                return result
-
-            future = Future.deferred(read_now, array.executor)
+            sink = sink_of(array, plans, [memory])
+            future = sink.defer(array.executor, lambda: tasks(sink, 1), lambda: result)
             if not tiny:
                 _LAST.read = weakref.ref(future)
             return future
 
     def begin() -> Future[Any]:
         sink = sink_of(array, plans, [memory])
-        tasks = [task for one, plan in plans for task in _tasks(one, plan, memory, sink)]
-        helped = array.native is not None and len(tasks) <= array.executor.limit
-        return sink.run(array.executor, tasks, lambda: result, helped=helped)
+        some = tasks(sink)
+        helped = array.native is not None and len(some) <= array.executor.limit
+        return sink.run(array.executor, some, lambda: result, helped=helped)
 
     if wait is None or output.array is not None:
         return begin()
@@ -216,6 +214,8 @@ _LAST = _LastRead()
 
 def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
     """Estimate the seconds that decoding takes; of raw chunks only the span wanted counts."""
+    if array.backend.part_nbytes() is not None:
+        return SMALL_S if array.fewer_parts(2, plan.rows) == 1 else math.inf
     seconds = plan.rows * array.chain.decode_s
     nbytes = array.chain.layout.nbytes
     if array.stored is not None or not array.chain.is_raw or not nbytes:

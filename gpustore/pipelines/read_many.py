@@ -242,23 +242,18 @@ def read_regions(
     plans = with_decoder(plans)
     elements = sum(math.prod(memory.array.shape) for memory in out)
     parts = _copy_parts(array, plans, elements)
-    if parts is None:
-
-        def read_now() -> Any:
-            sink = sink_of(array, plans, out)
-            for one, plan in plans:
-                for task in _tasks(one, plan, out, sink, 1, by_element=by_element):
-                    task()
-            return result
-
-        return Future.deferred(read_now, array.executor)
     sink = sink_of(array, plans, out)
-    tasks = [
-        task
-        for (one, plan), count in zip(plans, parts)
-        for task in _tasks(one, plan, out, sink, count, by_element=by_element)
-    ]
-    return sink.run(array.executor, tasks, lambda: result)
+
+    def tasks() -> list[Callable[[], None]]:
+        return [
+            task
+            for (one, plan), count in zip(plans, parts or [1] * len(plans))
+            for task in _tasks(one, plan, out, sink, count, by_element=by_element)
+        ]
+
+    if parts is None:
+        return sink.defer(array.executor, tasks, lambda: result)
+    return sink.run(array.executor, tasks(), lambda: result)
 
 
 def _tasks(
@@ -314,7 +309,7 @@ def _copy_parts(
 
     seconds = sum([seconds_of(one, plan) for one, plan in plans])
     small = chunks <= SMALL_ROWS and seconds <= SMALL_S
-    if small and array.store.is_local and array.backend.defers_small_reads:
+    if small and array.store.is_local and array.backend.part_nbytes() is None:
         return None
     found = []
     for one, plan in plans:

@@ -69,6 +69,22 @@ class RowTable:
     has_first: bool = False
     has_target: bool = False
 
+    @classmethod
+    def of_cells(cls, cells: Sequence[Any] | Integers) -> RowTable:
+        """Make the table of chunks that are fetched and go nowhere, each a unit.
+
+        Parameters
+        ----------
+        cells : sequence of columns, one an array dimension
+            Grid index of each chunk.
+        """
+        rows = len(cells[0])
+        words = np.empty((len(cells) + 1) * rows + 1, np.int64)
+        words[: rows + 1] = np.arange(rows + 1)
+        for number, column in enumerate(cells, 1):
+            words[number * rows + 1 : (number + 1) * rows + 1] = column
+        return cls(words, units=rows, rows=rows, regions=0, rank=len(cells), input_rank=0)
+
     def offsets(self) -> tuple[int, int, int, int, int, int]:
         """Return where cells, `first`, src_start, dst_start, counts and targets begin in `words`.
 

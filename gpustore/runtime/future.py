@@ -151,7 +151,11 @@ class Future(Generic[T]):
         return ready(future)
 
     @staticmethod
-    def deferred(fn: Callable[[], T | Future[T]], executor: Runner) -> Future[T]:
+    def deferred(
+        fn: Callable[[], T | Future[T]],
+        executor: Runner,
+        early: Callable[[], tuple[T] | None] | None = None,
+    ) -> Future[T]:
         """Return a Future for a small task that runs when its result is asked for.
 
         Parameters
@@ -161,9 +165,12 @@ class Future(Generic[T]):
             result is then this one's.
         executor : Runner
             Runs `fn` unless a caller of ``result()`` runs it.
+        early : callable, optional
+            Called by :meth:`on_stream` once the task has begun; see :meth:`Promise.offer`.
         """
         self: Future[T] = new()
         self._deferred = _Task(fn, executor)
+        self._early = early
         return self
 
     def done(self) -> bool:
@@ -253,6 +260,7 @@ class Future(Generic[T]):
         """
         early = self._early
         if early is not None:
+            self.force()
             self._check_epoch()
             try:
                 found = early()

@@ -531,6 +531,29 @@ EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request
     return nullptr;
 }
 
+// Plans one read into one array and writes its regions down, one a chunk: edges of the units, the columns
+// of RowTable (gpustore/planning/row_table.py), and the bytes between neighbours in a decoded chunk. Returns
+// the number of units; 0 if the core does not plan the read, or `size` numbers do not hold it.
+EXPORT std::int64_t gpustore_core_table(
+    const gpustore::Request* request, std::int64_t* words, std::int64_t size) {
+    using namespace gpustore;
+    PlannedJob* planned = gpustore_core_plan(request);
+    if (!planned) return 0;
+    const Job& job = planned->job;
+    const i64 rows = job.rows, rank = request->array->rank, columns = rank + 2 + job.rank;
+    i64 units = job.units;
+    if (job.regions != rows || units + 1 + columns * rows + job.rank > size) {
+        units = 0;
+    } else {
+        words = std::copy_n(job.unit, units + 1, words);
+        words = std::copy_n(job.cells, rank * rows, words);
+        words = std::copy_n(job.src_start, (2 + job.rank) * rows, words);
+        std::copy_n(job.src_stride, job.rank, words);
+    }
+    delete planned;
+    return units;
+}
+
 // Returns the number of chunks that planned reads meet.
 EXPORT std::int64_t gpustore_core_rows(const gpustore::PlannedJob* planned) { return planned->job.rows; }
 

@@ -61,11 +61,14 @@ SUBMISSION_ROWS = 8192
 PIECE_NBYTES = 32 << 20
 """Most decoded bytes that a task fetches at a time."""
 
-PART_NBYTES = 4 << 20
+PART_NBYTES = 8 << 20
 """Least decoded bytes of a task: a smaller read is done by one."""
 
 UNASKED_NBYTES = 64 << 20
 """Memory that a small read takes without asking the device how much is free."""
+
+_EXTENTS = 256
+"""Most sizes of reads that are remembered."""
 
 _ROW_NBYTES = 512
 _REGION_NBYTES = 160
@@ -84,7 +87,6 @@ class DeviceBackend:
     """
 
     name = "device"
-    defers_small_reads = False
     buffers_blocks = False
 
     def __init__(self, driven: Device) -> None:
@@ -94,6 +96,7 @@ class DeviceBackend:
         self.files = OpenFiles(driven)
         self.caches = ChunkCaches(driven)
         self.encoder = DeviceEncoder(driven, self._shrink, self.caches.give_back)
+        self._extents: dict[tuple[tuple[Chunks, ...], int], Extent] = {}
 
     def part_nbytes(self) -> int:
         """Return the least decoded bytes of a task that fetches alone."""
@@ -108,7 +111,7 @@ class DeviceBackend:
     ) -> Choice | None:
         """Choose who decodes a read; see :meth:`gpustore.backends.base.Backend.choose_decoder`."""
         first, _ = chunks[0]
-        streams = joined(one for chain, count in chunks for one in chain.device_streams(count))
+        streams = joined([one for chain, count in chunks for one in chain.device_streams(count)])
         reason = self.unsupported_reason(first)
         if reason is not None:
             missing = [cannot(self.driven, one.codec, None) for one in streams]
@@ -133,13 +136,31 @@ class DeviceBackend:
         check: Check,
     ) -> DeviceSink:
         """Make the sink of one read; see :meth:`gpustore.backends.base.Backend.sink`."""
-        extent = self._extent(chunks, limits)
+        extent = self._extent_of(tuple(chunks), limits.device_in_flight_nbytes)
         return DeviceSink(
             self.driven, self.buffers, self.caches, self.files, extent, fill_value, out, check
         )
 
-    def _extent(self, chunks: Sequence[Chunks], limits: Limits) -> Extent:
-        """Choose the sizes of the submissions of a read, so that several fit in the memory."""
+    def _extent_of(self, chunks: tuple[Chunks, ...], in_flight_nbytes: int) -> Extent:
+        """Return the sizes of the submissions of a read; those of small reads are remembered."""
+        known = self._extents.get((chunks, in_flight_nbytes))
+        if known is not None:
+            return known
+        extent, is_certain = self._extent(chunks, in_flight_nbytes)
+        if is_certain and extent.is_small:
+            if len(self._extents) >= _EXTENTS:
+                self._extents.clear()
+            self._extents[chunks, in_flight_nbytes] = extent
+        return extent
+
+    def _extent(self, chunks: Sequence[Chunks], in_flight_nbytes: int) -> tuple[Extent, bool]:
+        """Choose the sizes of the submissions of a read, so that several fit in the memory.
+
+        Returns
+        -------
+        Extent, bool
+            The sizes, and whether they do not depend on the memory that is free now.
+        """
         total = max(1, sum([one.rows for one in chunks]))
         regions = sum([one.regions for one in chunks])
         layouts = [one.chain.layout.nbytes for one in chunks]
@@ -155,14 +176,15 @@ class DeviceBackend:
             return rows * (value_nbytes + room_nbytes) + slack_nbytes + scratch
 
         rows = min(total, SUBMISSION_ROWS, max(1, SUBMISSION_NBYTES // value_nbytes))
-        budget = limits.device_in_flight_nbytes // LARGE
-        if needed(rows) > min(budget, UNASKED_NBYTES):
+        budget = in_flight_nbytes // LARGE
+        is_certain = needed(rows) <= min(budget, UNASKED_NBYTES)
+        if not is_certain:
             budget = min(budget, self.driven.memory().free_nbytes // (2 * LARGE))
         while rows > 1 and needed(rows) > budget:
             rows = -(-rows // 2)
         direct_nbytes = pages_nbytes(rows, rows * decoded_nbytes)
         nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes + direct_nbytes
-        return Extent(
+        extent = Extent(
             rows=rows if rows < total else SUBMISSION_ROWS,
             buffer_rows=rows,
             value_nbytes=value_nbytes,
@@ -171,6 +193,7 @@ class DeviceBackend:
             piece_nbytes=max(1, min(PIECE_NBYTES, rows * decoded_nbytes)),
             is_small=rows == total and nbytes <= SMALL_NBYTES,
         )
+        return extent, is_certain
 
     def _scratch_nbytes(self, chain: CodecChain, rows: int) -> int:
         """Estimate the device memory that decoding takes beside the values."""
@@ -433,7 +456,7 @@ class DeviceBackend:
     ) -> None:
         """Run the commands of `record`, which read and write `memories`, and wait for them."""
         device = self.driven
-        kept = self.buffers.take(is_small=True)
+        kept = self.buffers.take(record, is_small=True)
         buffer = StagingBuffer(device, is_small=True) if kept is None else kept
         none = np.zeros(0, np.uint64)
         commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))

@@ -30,15 +30,16 @@ class EarlyResult:
     def __init__(self, device: Device, streams: Sequence[Stream]) -> None:
         self._device = device
         self._streams = streams
-        self._promise, self._events = Promise[list[Event] | None].new()
         self._lock = threading.Lock()
-        self._is_late = self._is_used = False
+        self._promise: Promise[list[Event] | None] | None = None
+        self._events: list[Event] | None = None
+        self._is_known = self._is_late = self._is_used = False
         self._wrong = 0
 
     def queued(self, running: Sequence[Submission]) -> None:
         """Note that all work is queued: that of `running`, and none of other rows is left."""
         if all(one.is_whole for one in running):
-            self._promise.set_result([one.event for one in running if one.event is not None])
+            self._know([one.event for one in running if one.event is not None])
 
     def wrong(self, rows: int) -> None:
         """Note rows of a submission that has run, which the host must decode."""
@@ -49,7 +50,16 @@ class EarlyResult:
 
     def over(self) -> None:
         """Note that the read is over, also after an error."""
-        self._promise.set_result(None)
+        self._know(None)
+
+    def _know(self, events: list[Event] | None) -> None:
+        with self._lock:
+            if self._is_known:
+                return
+            self._events, self._is_known = events, True
+            promise = self._promise
+        if promise is not None:
+            promise.set_result(events)
 
     def check(self) -> None:
         """Raise DeviceError if the stream was given rows that were wrong."""
@@ -65,7 +75,13 @@ class EarlyResult:
 
         Returns None if the caller must wait for the read instead. Waits until all is queued.
         """
-        events = self._events.result()
+        with self._lock:
+            asked = None
+            if not self._is_known:
+                if self._promise is None:
+                    self._promise, self._asked = Promise[list[Event] | None].new()
+                asked = self._asked
+        events = self._events if asked is None else asked.result()
         with self._lock:
             if events is None or self._is_late or not self._streams:
                 return None

@@ -207,9 +207,13 @@ class Places:
             Whether the elements of each row become one list; for one array, without index arrays.
         """
         columns = table.columns()
-        first = columns.first[rows.start : rows.stop + 1]
-        taken = slice(int(first[0]), int(first[-1]))
-        first = first - first[0]
+        if table.has_first:
+            first = columns.first[rows.start : rows.stop + 1]
+            taken = slice(int(first[0]), int(first[-1]))
+            first = first - first[0]
+        else:
+            taken = rows
+            first = columns.first[: rows.stop - rows.start + 1]
         src, dst = columns.src_start[taken] + layout.offset, columns.dst_start[taken]
         count = columns.count[:, taken]
         src_stride, dst_stride = strides
@@ -222,10 +226,14 @@ class Places:
             n = len(points)
             none = np.zeros(n, np.int64), np.full(n, array.address, np.int64)
             return cls(np.arange(n + 1), *none, np.empty((0, n), np.int64), (), (), dtype, points)
-        target = np.zeros(len(src), np.intp)
-        if columns.target is not None:
+        steps: tuple[ArrayLike, ArrayLike] = src_stride[0], dst_stride[0]
+        if columns.target is None:
+            dst = dst + out[0].address
+        else:
             target = columns.target[taken]
-        address = np.array([array.address for array in out], np.int64)
+            dst = dst + np.array([array.address for array in out], np.int64)[target]
+            each_src, each_dst = ([tuple(one) for one in each] for each in strides)
+            steps = _of_targets(each_src, target), _of_targets(each_dst, target)
         listed = [
             [(one.src[lo:hi], one.dst[lo:hi]) for lo, hi in zip(begin.tolist(), end.tolist())]
             for one in table.points
@@ -234,10 +242,10 @@ class Places:
         return cls(
             first,
             src,
-            dst + address[target],
+            dst,
             count,
-            _of_targets([tuple(one) for one in src_stride], target),
-            _of_targets([tuple(one) for one in dst_stride], target),
+            steps[0],
+            steps[1],
             dtype,
             list(zip(*listed)) if listed else None,
         )

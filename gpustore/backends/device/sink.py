@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpustore.backends.device.sink_part import DevicePart, decode_left
+from gpustore.backends.device.sink_part import DevicePart, decode_left, may_be_direct
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.backends.device.submissions import Submissions
 from gpustore.codec_chain.chain import CodecChain
@@ -47,8 +47,11 @@ class DeviceSink(Submissions):
         Values that the host decodes, and those that may go straight to the device, are fetched in
         Python.
         """
-        make = partial(DevicePart, self, chain)
-        return make if make(1).is_staged(file_system) else None
+        if not self.decodes(chain):
+            return None
+        if may_be_direct(chain) and self.files.may_be_direct(file_system):
+            return None
+        return partial(DevicePart, self, chain)
 
     def run(
         self,
@@ -69,10 +72,41 @@ class DeviceSink(Submissions):
             self.has(buffer)
             self._run_all(executor, tasks, result, promise)
 
-        buffer = self._pool.take(is_small=self.extent.is_small, later=begin)
+        buffer = self._pool.take(self, is_small=self.extent.is_small, later=begin)
         if buffer is not None:
             begin(buffer)
         return future
+
+    def defer(
+        self,
+        executor: Executor,
+        tasks: Callable[[], Iterable[Callable[[], object]]],
+        result: Callable[[], Any],
+    ) -> Future[Any]:
+        """Return the Future of a small read, done by the thread that asks for the result."""
+        run = partial(self._run_now, executor, tasks, result)
+        return Future.deferred(run, executor, partial(self._early.take, result))
+
+    def _run_now(
+        self,
+        executor: Executor,
+        tasks: Callable[[], Iterable[Callable[[], object]]],
+        result: Callable[[], Any],
+    ) -> Any:
+        """Do the read on this thread, or begin it once there is a staging buffer."""
+        buffer = self._pool.take(self, is_small=self.extent.is_small)
+        if buffer is None:
+            return self.run(executor, list(tasks()), result)
+        try:
+            self.has(buffer)
+            for task in tasks():
+                task()
+            while self.finish():
+                decode_left(self)
+        finally:
+            self.put_back()
+        self._early.check()
+        return result()
 
     def _run_all(
         self,

@@ -6,7 +6,7 @@ decodes values if the host has to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError
 from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.planning.copy_plan import CopyWindow
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
@@ -62,19 +63,12 @@ class DevicePart:
     def __init__(self, sink: Submissions, chain: CodecChain, rows: int) -> None:
         self._sink = sink
         self._chain = chain
-        self._by_host = chain.unsupported_reason(sink.device) is not None
+        self._by_host = not sink.decodes(chain)
         nbytes = max(1, chain.layout.nbytes)
         self._rows = max(1, min(rows, sink.extent.piece_nbytes // nbytes, sink.extent.rows))
-        reason = direct_unsupported_reason(needs_bytes=chain.needs_bytes, nbytes=nbytes)
-        self._reads_directly = not self._by_host and reason is None
+        self._reads_directly = not self._by_host and may_be_direct(chain)
         self._filled: Submission | None = None
         self._direct: DirectReads | None = None
-
-    def is_staged(self, file_system: Callable[[], int | None]) -> bool:
-        """Return whether encoded values of files go to the staging buffer and nowhere else."""
-        if self._by_host:
-            return False
-        return not self._reads_directly or not self._sink.files.may_be_direct(file_system)
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +138,6 @@ class DevicePart:
         places = Places.of_table(
             files.table, slice(lo, hi), files.strides, layout, views, by_element=files.by_element
         )
-        cells = files.table.columns().cells
         report = partial(self._sink.check, files.keys)
         rows = np.arange(lo, hi)
         left: list[int] = []
@@ -155,10 +148,12 @@ class DevicePart:
             submission = self._joined()
             buffer = submission.buffer
             is_empty = not buffer.used
+            wanted = files.table
+            if len(rows) < wanted.rows:
+                wanted = RowTable.of_cells(wanted.columns().cells[:, rows])
             limit = buffer.begin_fill()
             try:
-                columns = list(cells[:, rows])
-                fetched = fetch_files(files.array, columns, buffer.memory, limit, files.directory)
+                fetched = fetch_files(files.array, wanted, buffer.memory, limit, files.directory)
             finally:
                 buffer.end_fill()
             status = np.frombuffer(fetched.status, np.uint8)
@@ -173,20 +168,23 @@ class DevicePart:
             if self._reads_directly:
                 count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
             STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
-            some = np.flatnonzero(kept)
+            at, sizes, some = fetched.at, fetched.nbytes, rows
+            if not kept.all():
+                at, sizes, done, some = at[kept], sizes[kept], done[kept], rows[kept]
             piece = Piece(
                 self._chain,
-                places.take(rows[some] - lo),
-                fetched.at[some],
-                fetched.nbytes[some],
-                np.where(done[some], ENCODED, MISSING).astype(np.uint8),
-                renumbered(report, rows[some]),
+                places if len(some) == hi - lo else places.take(some - lo),
+                at,
+                sizes,
+                np.where(done, ENCODED, MISSING).astype(np.uint8),
+                renumbered(report, some),
             )
-            is_full = bool(again.any()) or buffer.left < self._sink.extent.value_nbytes
-            self._leave(piece, is_full=is_full)
-            if again.all() and is_empty:
-                return left + rows.tolist()
             rows = rows[again]
+            is_full = bool(len(rows)) or buffer.left < self._sink.extent.value_nbytes
+            self._leave(piece, is_full=is_full)
+            if is_empty and len(rows) == len(again):
+                left += rows.tolist()
+                return left
         return left
 
     def add_left(self, left: Left) -> None:
@@ -294,6 +292,12 @@ class DevicePart:
 
     def _too_large(self) -> LimitError:
         return too_large(self._chain, self._sink.device.name)
+
+
+def may_be_direct(chain: CodecChain) -> bool:
+    """Return whether values that `chain` decodes may go from files straight to a device."""
+    nbytes = max(1, chain.layout.nbytes)
+    return direct_unsupported_reason(needs_bytes=chain.needs_bytes, nbytes=nbytes) is None
 
 
 def decode_left(submissions: Submissions) -> None:

@@ -13,8 +13,10 @@ filled. Values that files are read into straight on the device
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +70,8 @@ class StagingBuffer:
         The pinned memory, which threads and the native core fill.
     room : int
         Bytes that values leave free, for tables and results.
+    owner : weakref.ref or None
+        Whoever has the buffer; None while it is idle.
     """
 
     __slots__ = (
@@ -83,11 +87,13 @@ class StagingBuffer:
         "is_small",
         "memory",
         "nbytes",
+        "owner",
         "room",
     )
 
     def __init__(self, device: Device, *, is_small: bool = False) -> None:
         self.is_small = is_small
+        self.owner: weakref.ref[Any] | None = None
         self.memory = SharedMemory(np.zeros(0, np.uint8), PART_ALIGNMENT)
         self.nbytes = self.room = self._origin = self._end = self._fills = 0
         self._device = device
@@ -286,6 +292,9 @@ class StagingBuffer:
 class StagingBuffers:
     """Pool of the staging buffers of a device. Thread-safe; nobody ever waits in it.
 
+    A buffer whose owner is gone is taken like an idle one, when its stream has been waited for:
+    Ctrl-C may end a read, on the thread that asked for it, before it puts its buffers back.
+
     Parameters
     ----------
     device : Device
@@ -297,34 +306,42 @@ class StagingBuffers:
         self._kinds = {True: _Kind(SMALL), False: _Kind(LARGE)}
 
     def take(
-        self, *, is_small: bool, later: Callable[[StagingBuffer], object] | None = None
+        self,
+        owner: object,
+        *,
+        is_small: bool,
+        later: Callable[[StagingBuffer], object] | None = None,
     ) -> StagingBuffer | None:
-        """Take a buffer, which the caller puts back; None if none is idle.
+        """Take a buffer for `owner`, which puts it back; None if none is idle.
 
         `later` is then called with a buffer by whoever puts one back, in the order of the calls.
         """
         with self._lock:
             kind = self._kinds[is_small]
-            if kind.idle:
-                kind.taken += 1
-                return kind.idle.pop()
-            if kind.unmade:
-                kind.taken += 1
-                kind.unmade -= 1
-                return StagingBuffer(self._device, is_small=is_small)
-            if later is not None:
-                kind.waiting.append(later)
-            return None
+            for buffer in kind.buffers:
+                former = buffer.owner
+                if former is None or former() is None:
+                    buffer.owner = weakref.ref(owner)
+                    break
+            else:
+                if len(kind.buffers) == kind.most:
+                    if later is not None:
+                        kind.waiting.append((weakref.ref(owner), later))
+                    return None
+                former, buffer = None, StagingBuffer(self._device, is_small=is_small)
+                buffer.owner = weakref.ref(owner)
+                kind.buffers.append(buffer)
+        if former is not None:
+            self._device.synchronize(self._device.record(buffer.stream))
+            buffer.clear()
+        return buffer
 
     def put(self, buffer: StagingBuffer) -> None:
         """Give a buffer back; all work of its stream has ended."""
         buffer.clear()
         with self._lock:
             kind = self._kinds[buffer.is_small]
-            later = kind.waiting.popleft() if kind.waiting else None
-            if later is None:
-                kind.taken -= 1
-                kind.idle.append(buffer)
+            buffer.owner, later = kind.waiting.popleft() if kind.waiting else (None, None)
         if later is not None:
             later(buffer)
 
@@ -335,26 +352,27 @@ class StagingBuffers:
     @property
     def taken(self) -> int:
         """Number of buffers that somebody has."""
-        return sum(kind.taken for kind in self._kinds.values())
+        buffers = [buffer for kind in self._kinds.values() for buffer in kind.buffers]
+        return sum(buffer.owner is not None and buffer.owner() is not None for buffer in buffers)
 
     def free(self) -> None:
         """Free the memory of all idle buffers."""
         with self._lock:
             for kind in self._kinds.values():
-                for buffer in kind.idle:
-                    buffer.free()
+                for buffer in kind.buffers:
+                    if buffer.owner is None:
+                        buffer.free()
 
 
 class _Kind:
     """Large or small buffers."""
 
-    __slots__ = ("idle", "taken", "unmade", "waiting")
+    __slots__ = ("buffers", "most", "waiting")
 
-    def __init__(self, count: int) -> None:
-        self.unmade = count
-        self.taken = 0
-        self.idle: list[StagingBuffer] = []
-        self.waiting: deque[Callable[[StagingBuffer], object]] = deque()
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.buffers: list[StagingBuffer] = []
+        self.waiting: deque[tuple[weakref.ref[Any], Callable[[StagingBuffer], object]]] = deque()
 
 
 def aligned(offset: int) -> int:

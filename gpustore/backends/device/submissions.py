@@ -25,6 +25,7 @@ from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.piece import MISSING, Left, Piece
 from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
 from gpustore.backends.device.submission import Submission
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
@@ -124,8 +125,16 @@ class Submissions:
         self._is_opening = self._has_failed = False
         self._running: deque[Submission] = deque()
         self._left: deque[Left] = deque()
+        self._decodes: dict[CodecChain, bool] = {}
         streams = [memory.stream for memory in out if memory.stream is not None]
         self._early = EarlyResult(device, streams)
+
+    def decodes(self, chain: CodecChain) -> bool:
+        """Return whether the device decodes values of `chain`, which does not change meanwhile."""
+        known = self._decodes.get(chain)
+        if known is None:
+            known = self._decodes[chain] = chain.unsupported_reason(self.device) is None
+        return known
 
     def has(self, buffer: StagingBuffer) -> None:
         """Take over a staging buffer, which is given back with the others."""
@@ -189,9 +198,9 @@ class Submissions:
     def _another(self) -> StagingBuffer | None:
         """Take one more buffer, if no other read has to wait for it."""
         is_small = self.extent.is_small
-        return (
-            None if self._pool.is_wanted(is_small=is_small) else self._pool.take(is_small=is_small)
-        )
+        if self._pool.is_wanted(is_small=is_small):
+            return None
+        return self._pool.take(self, is_small=is_small)
 
     def _close_open(self) -> None:
         assert self._open is not None

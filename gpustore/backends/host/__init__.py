@@ -44,7 +44,6 @@ class HostBackend:
 
     name = "host"
     device = "cpu"
-    defers_small_reads = True
     buffers_blocks = True
 
     def __init__(self, *, is_fallback: bool = False) -> None:

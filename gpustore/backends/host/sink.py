@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -105,6 +105,21 @@ class HostSink:
     ) -> Future[Any]:
         """Run the tasks of the read, then `result`."""
         return executor.run_all(tasks, result, helped=helped)
+
+    def defer(
+        self,
+        executor: Executor,
+        tasks: Callable[[], Iterable[Callable[[], object]]],
+        result: Callable[[], Any],
+    ) -> Future[Any]:
+        """Return the Future of a small read, done by the thread that asks for the result."""
+
+        def read_now() -> Any:
+            for task in tasks():
+                task()
+            return result()
+
+        return Future.deferred(read_now, executor)
 
 
 class HostPart:

@@ -100,30 +100,19 @@ def native_array(
 
 
 def native_files(
-    encoded_bound: int,
+    chain: CodecChain,
+    levels: Sequence[ShardLevel],
     *,
+    shape: Sequence[int],
     key_separator: str,
-    rank: int,
+    key_ratio: Sequence[int],
     key_rank: int,
-    key_ratio: Sequence[int] = (),
-    levels: Sequence[ShardLevel] = (),
 ) -> NativeArray | None:
     """Return the constants of an array whose values are fetched and not decoded.
 
-    Parameters
-    ----------
-    encoded_bound : int
-        Most bytes that a value may have.
-    key_ratio : sequence of int, optional
-        Chunks along each dimension that share a key; by default each has its own.
-    levels : sequence of ShardLevel, optional
-        Sharding, outermost first.
-
-    Returns
-    -------
-    NativeArray or None
-        None without the native core, or for shards that it does not read.
+    None without the native core, or for shards that it does not read.
     """
+    layout, rank = chain.layout, len(shape)
     if library() is None or not 0 < rank <= _MAX_RANK or len(levels) > _MAX_LEVELS:
         return None
     shards = [_level(level, rank) for level in levels]
@@ -135,11 +124,12 @@ def native_files(
         assert one is not None
         table += [*one[0], *map(kept.numbers, one[1:])]
     functions = kept.numbers(list(addresses("crc32c").values()))
-    ratio = kept.numbers([int(one) for one in key_ratio[:key_rank]] or [1] * key_rank)
+    ratio = kept.numbers([int(one) for one in key_ratio[:key_rank]])
     separator = kept.text(key_separator.encode())
     struct = [
-        *(functions, rank, key_rank, 1, 0, 0, 0, encoded_bound),
-        *(0, 0, 0, len(levels), kept.numbers(table), ratio, separator, 0, 0, 0, 0, 0, 0),
+        *(functions, rank, key_rank, 1, 0, 0, layout.nbytes, chain.encoded_bound),
+        *(0, 0, 0, len(levels), kept.numbers(table), ratio, separator, 0, 0, 0),
+        *map(kept.numbers, (shape, layout.shape, layout.strides)),
     ]
     return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns))
 

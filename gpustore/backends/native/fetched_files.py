@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array as numbers
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -111,19 +110,19 @@ class SharedMemory:
 
 def fetch_files(
     array: NativeArray,
-    cells: Sequence[Any],
+    table: RowTable,
     memory: SharedMemory,
     limit: int,
     directory: KeyDirectory,
 ) -> FetchedFiles:
-    """Fetch the whole values of chunks, in files of their own or in shards.
+    """Fetch the whole values of all rows of a table, in files of their own or in shards.
 
     Parameters
     ----------
     array : NativeArray
         Made by :func:`~gpustore.backends.native.array.native_files`.
-    cells : sequence of columns, one an array dimension
-        Grid index of each chunk.
+    table : RowTable
+        Its regions are not looked at.
     memory : SharedMemory
         Memory for the values.
     limit : int
@@ -136,18 +135,16 @@ def fetch_files(
     CancelledError
         If the work of this thread is no longer wanted.
     """
-    rows = len(cells[0])
-    words = np.empty((len(cells) + 1) * rows + 1, np.int64)
-    words[: rows + 1] = np.arange(rows + 1)
-    for number, column in enumerate(cells, 1):
-        words[number * rows + 1 : (number + 1) * rows + 1] = column
-    table = RowTable(words, units=rows, rows=rows, regions=0, rank=len(cells), input_rank=0)
-    at, nbytes = np.zeros((2, rows), np.int64)
-    generation = np.zeros((rows, 4), np.uint64)
-    columns = [address_of(one) for one in (memory.data, at, nbytes, generation)]
-    staging = numbers("q", (columns[0], limit, memory.alignment, *columns[1:], memory.address))
-    job = Job.of(array, table, [()], [()], [], directory, 1, staging)
+    rows = table.rows
+    found = np.zeros(6 * rows, np.int64)
+    here = address_of(found)
+    columns = here, here + 8 * rows, here + 16 * rows
+    begin = address_of(memory.data)
+    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address))
+    job = Job.of(array, table, (), (), (), directory, 1, staging)
     wanted = CancelToken.current()
     while job.read(wanted) == AGAIN:
         wanted.check()
-    return FetchedFiles(at, nbytes, generation, job.statuses(), job.counts())
+    generation = found[2 * rows :].view(np.uint64).reshape(rows, 4)
+    statuses, counts = job.statuses(), job.counts()
+    return FetchedFiles(found[:rows], found[rows : 2 * rows], generation, statuses, counts)

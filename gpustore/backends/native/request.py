@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts
+from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts, address_of
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.interval import MAX_RANK
 from gpustore.index_space.output_map import identity_maps
 from gpustore.kvstores.base import KeyDirectory
+from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
 
 MOST_ROWS: Final = 4096
@@ -89,6 +93,43 @@ def strided_maps(
 _IDENTITIES: Final = [
     tuple([word for d in range(rank) for word in (d, 0, 1)]) for rank in range(MAX_RANK + 1)
 ]
+
+
+def strided_table(
+    array: NativeArray,
+    transform: IndexTransform,
+    rows: int,
+    maps: Sequence[int],
+    strides: Sequence[int],
+) -> tuple[RowTable, tuple[int, ...]] | None:
+    """Plan a read for one thread.
+
+    Parameters
+    ----------
+    rows, maps
+        Result of :func:`strided_maps`.
+    strides : sequence of int
+        Bytes between neighbours in the array that is filled.
+
+    Returns
+    -------
+    RowTable, tuple of int
+        Rows of the read, one a chunk; bytes between neighbours in a decoded chunk, along each
+        dimension of the domain. None if the core does not plan the read.
+    """
+    domain = transform.domain
+    low = domain.inclusive_min
+    rank = len(low)
+    header = (array.address, -1, 0, 0, rows, 1, 1)
+    request = numbers("q", (*header, 0, 0, 0, rank, *maps, *low, *domain.shape, *strides))
+    words: NDArray[np.int64] = np.empty(rows + 1 + (array.rank + 2 + rank) * rows + rank, np.int64)
+    here = address_of(words)
+    units: int = _core().gpustore_core_table(request.buffer_info()[0], here, len(words))
+    if not units:
+        return None
+    end = units + 1 + (array.rank + 2 + rank) * rows
+    table = RowTable(words, units, rows, rows, array.rank, rank)
+    return table, tuple(words[end : end + rank].tolist())
 
 
 class Request:
@@ -217,6 +258,7 @@ def _core() -> Any:
         ("gpustore_core_read_planned", number, (pointer, number, pointer)),
         ("gpustore_core_end", None, (pointer, pointer, pointer)),
         ("gpustore_core_read_now", number, (pointer, pointer)),
+        ("gpustore_core_table", number, (pointer, pointer, number)),
     ):
         function = getattr(core, name)
         function.restype, function.argtypes = result, arguments

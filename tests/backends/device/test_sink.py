@@ -2,8 +2,11 @@
 
 import threading
 
+import numpy as np
 import pytest
 
+import gpustore
+from gpustore.backends.device.staging_buffer import SMALL as SMALL_BUFFERS
 from gpustore.backends.selection import select_backend
 from gpustore.errors import DeviceError
 from gpustore.metadata.named_configuration import NamedConfiguration
@@ -11,7 +14,7 @@ from gpustore.pipelines.read import read
 from gpustore.resources.device import parse_device
 from gpustore.runtime.executor import Executor
 from tests.kernels.execution import needs_compiler
-from tests.on_device import emulated
+from tests.on_device import emulated, on_host
 from tests.pipelines.arrays import BYTES, make_array, put, whole
 
 pytestmark = [needs_compiler, pytest.mark.matrix]
@@ -54,3 +57,103 @@ def test_a_task_that_decodes_on_the_host_fails_after_all_is_given_back():
         assert isinstance(error, DeviceError)
         assert taken == 0
         del array, executor, future, error
+
+
+SMALL = {
+    "driver": "zarr",
+    "metadata": {
+        "shape": [64, 64],
+        "chunks": [16, 16],
+        "dtype": "<u2",
+        "compressor": {"id": "zstd", "level": 1},
+    },
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A device, a store on it, and the store's elements."""
+    spec = {**SMALL, "kvstore": f"file://{tmp_path}"}
+    elements = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+    gpustore.open(spec, create=True, device="cpu").result()[...] = elements
+    with emulated() as device:
+        yield device, gpustore.open(spec, device=device.name).result(), elements
+
+
+PART = np.s_[8:40, 8:40]
+"""Nine chunks."""
+
+
+def test_a_small_read_is_one_submission_of_the_thread_that_asks(small):
+    device, store, elements = small
+    store[PART].read().result()  # The first read takes the memory that is kept.
+    waiting = []
+    device.faults.before_wait = lambda: waiting.append(threading.current_thread())
+    threads = threading.active_count()
+    device.counts.clear()
+    future = store[PART].read()
+    assert future.is_deferred
+    assert device.counts["upload"] == 0
+    found = future.result()
+    assert threading.active_count() == threads
+    assert waiting == [threading.current_thread()]
+    names = ("upload", "download", "decompress", "synchronize")
+    assert {name: device.counts[name] for name in names} == dict.fromkeys(names, 1)
+    assert device.counts["allocate_pinned"] == device.counts["memory"] == 0
+    assert future.statistics["waits"] == 1
+    device.faults.before_wait = None
+    assert np.array_equal(on_host(device, found), elements[PART])
+
+
+def test_reads_begun_before_the_first_is_asked_for_run_on_the_pool(small):
+    device, store, elements = small
+    first, second = store[PART].read(), store[PART].read()
+    assert not second.is_deferred
+    for future in (second, first):
+        assert np.array_equal(on_host(device, future.result()), elements[PART])
+
+
+def test_a_read_for_a_stream_begins_at_once(small):
+    device, store, elements = small
+    future = store[PART].read(stream=device.stream())
+    assert not future.is_deferred
+    assert np.array_equal(on_host(device, future.result()), elements[PART])
+
+
+def test_ctrl_c_ends_a_small_read_and_leaves_nothing_behind(small):
+    device, store, elements = small
+    backend = select_backend(parse_device(device.name))
+
+    def interrupted():
+        device.faults.before_wait = None
+        raise KeyboardInterrupt
+
+    for _ in range(SMALL_BUFFERS + 1):
+        device.faults.before_wait = interrupted
+        future = store[PART].read()
+        with pytest.raises(KeyboardInterrupt):
+            future.result()
+        assert future.cancelled()
+        assert backend.buffers.taken == 0
+    assert np.array_equal(on_host(device, store[PART].read().result()), elements[PART])
+
+
+def test_a_small_read_without_an_idle_buffer_begins_when_one_is_put_back(small):
+    device, store, elements = small
+    buffers = select_backend(parse_device(device.name)).buffers
+    taken = [buffers.take(buffers, is_small=True) for _ in range(SMALL_BUFFERS)]
+    future = store[PART].read()
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.01)
+    for buffer in taken:
+        buffers.put(buffer)
+    assert np.array_equal(on_host(device, future.result(timeout=TIMEOUT_S)), elements[PART])
+
+
+def test_chunks_of_a_small_read_that_the_host_decodes_are_placed_by_it(small):
+    device, store, elements = small
+    device.faults.statuses = {(0, 2): 12}
+    future = store[PART].read()
+    assert np.array_equal(on_host(device, future.result()), elements[PART])
+    assert future.statistics["retries"] == 1
+    assert future.statistics["waits"] == 2

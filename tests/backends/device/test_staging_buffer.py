@@ -1,5 +1,7 @@
 """Staging buffers: what lies where in them, and who has which."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -156,15 +158,15 @@ def pool(device):
 
 
 def test_buffers_are_made_when_they_are_wanted_and_used_again(device, pool):
-    first = pool.take(is_small=False)
+    first = pool.take(pool, is_small=False)
     pool.put(first)
-    assert pool.take(is_small=False) is first
-    others = [pool.take(is_small=False) for _ in range(LARGE - 1)]
+    assert pool.take(pool, is_small=False) is first
+    others = [pool.take(pool, is_small=False) for _ in range(LARGE - 1)]
     assert len({id(one) for one in (first, *others)}) == LARGE
-    assert pool.take(is_small=False) is None
+    assert pool.take(pool, is_small=False) is None
     assert device.counts["stream"] == device.counts["allocate_pinned"] == 0
     assert pool.taken == LARGE
-    small = pool.take(is_small=True)
+    small = pool.take(pool, is_small=True)
     assert (small.is_small, first.is_small) == (True, False)
     for buffer in (first, *others, small):
         pool.put(buffer)
@@ -172,11 +174,11 @@ def test_buffers_are_made_when_they_are_wanted_and_used_again(device, pool):
 
 
 def test_a_buffer_is_empty_when_it_is_taken(pool):
-    buffer = pool.take(is_small=True)
+    buffer = pool.take(pool, is_small=True)
     buffer.resize(100)
     buffer.reserve(60)
     pool.put(buffer)
-    again = pool.take(is_small=True)
+    again = pool.take(pool, is_small=True)
     assert again is buffer
     assert again.used == 0
     assert again.nbytes >= 100
@@ -187,11 +189,11 @@ def test_a_buffer_is_empty_when_it_is_taken(pool):
 def test_whoever_puts_a_buffer_back_begins_the_reads_that_wait_in_their_order(
     pool, is_small, count
 ):
-    taken = [pool.take(is_small=is_small) for _ in range(count)]
+    taken = [pool.take(pool, is_small=is_small) for _ in range(count)]
     got = []
     for name in ("first", "second"):
         later = lambda buffer, name=name: got.append((name, buffer))  # noqa: E731
-        assert pool.take(is_small=is_small, later=later) is None
+        assert pool.take(pool, is_small=is_small, later=later) is None
     assert pool.is_wanted(is_small=is_small)
     assert not pool.is_wanted(is_small=not is_small)
     pool.put(taken[1])
@@ -206,7 +208,7 @@ def test_whoever_puts_a_buffer_back_begins_the_reads_that_wait_in_their_order(
 
 
 def test_memory_of_buffers_that_somebody_has_is_not_given_back(pool):
-    kept, idle = pool.take(is_small=False), pool.take(is_small=False)
+    kept, idle = pool.take(pool, is_small=False), pool.take(pool, is_small=False)
     for buffer in (kept, idle):
         buffer.resize(100)
     pool.put(idle)
@@ -214,3 +216,24 @@ def test_memory_of_buffers_that_somebody_has_is_not_given_back(pool):
     assert idle.nbytes == 0
     assert kept.nbytes >= 100
     pool.put(kept)
+
+
+def test_buffers_of_a_read_that_is_gone_are_taken_again(device, pool):
+    """Ctrl-C may end a read before it puts them back."""
+
+    class Read:
+        pass
+
+    reads = [Read() for _ in range(LARGE)]
+    buffers = [pool.take(one, is_small=False) for one in reads]
+    assert pool.taken == LARGE
+    del reads[0]
+    gc.collect()
+    assert pool.taken == LARGE - 1
+    buffers[0].resize(100)
+    before = device.counts["synchronize"]
+    assert pool.take(pool, is_small=False) is buffers[0]
+    assert device.counts["synchronize"] == before + 1
+    for buffer in buffers:
+        pool.put(buffer)
+    assert pool.taken == 0

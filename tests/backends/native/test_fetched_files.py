@@ -13,8 +13,11 @@ from gpustore.backends.native.array import native_files
 from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetch_files
 from gpustore.backends.native.job import DONE, MISSING, NO_ROOM
 from gpustore.backends.native.library import library
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.planning.row_table import RowTable
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
 
@@ -26,11 +29,19 @@ def store(tmp_path):
     return KvStore.open({"driver": "file", "path": f"{tmp_path}/"}).result().driver
 
 
+def files_of(rank):
+    """Constants of an array of raw chunks of BOUND bytes."""
+    chain = CodecChain(ChunkBytes.contiguous(np.dtype("u1"), (BOUND,) + (1,) * (rank - 1)), (), [])
+    options = {"shape": (1 << 30,) * rank, "key_separator": ".", "key_ratio": (1,) * rank}
+    return native_files(chain, (), **options, key_rank=rank)
+
+
 def fetched(store, prefix, cells, nbytes):
-    files = native_files(BOUND, key_separator=".", rank=len(cells), key_rank=len(cells))
+    files = files_of(len(cells))
     directory = store.key_directory(prefix)
     memory = np.zeros(nbytes, np.uint8)
-    columns = fetch_files(files, cells, SharedMemory(memory, ALIGNMENT), nbytes, directory)
+    shared = SharedMemory(memory, ALIGNMENT)
+    columns = fetch_files(files, RowTable.of_cells(cells), shared, nbytes, directory)
     values = [
         bytes(memory[at : at + size]) if status == DONE else status
         for status, at, size in zip(columns.status, columns.at, columns.nbytes)
@@ -82,13 +93,11 @@ def test_memory_that_threads_share_is_taken_once():
 def test_several_fetches_share_memory(store, tmp_path):
     for i in range(40):
         (tmp_path / f"{i}").write_bytes(bytes([i]) * (10 + i))
-    files = native_files(BOUND, key_separator=".", rank=1, key_rank=1)
+    files = files_of(1)
     directory = store.key_directory(f"{tmp_path}/")
     memory = SharedMemory(np.zeros(64 * 35, np.uint8), 64)
-    columns = [
-        fetch_files(files, [range(first, first + 20)], memory, len(memory.data), directory)
-        for first in (0, 20)
-    ]
+    tables = [RowTable.of_cells([range(first, first + 20)]) for first in (0, 20)]
+    columns = [fetch_files(files, one, memory, len(memory.data), directory) for one in tables]
     assert bytes(columns[0].status) == bytes([DONE]) * 20
     assert bytes(columns[1].status) == bytes([DONE]) * 15 + bytes([NO_ROOM]) * 5
     for first, fetched in zip((0, 20), columns):
