@@ -70,26 +70,33 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
     """
     if not len(nbytes):
         return Spans.contiguous(0, [])
-    padded = -(-(nbytes + _PADDING) // _ALIGNMENT) * _ALIGNMENT
-    address = commands.scratch(_PADDING + int(padded.sum()))
-    behind = address + _PADDING + np.cumsum(padded)
+    padded = nbytes + (_PADDING + _ALIGNMENT - 1) & -_ALIGNMENT
+    behind = np.cumsum(padded)
+    address = commands.scratch(_PADDING + int(behind[-1]))
+    behind += address + _PADDING
     starts = behind - padded
     if rows is not None:
-        ends = np.concatenate(([address], starts + nbytes))
-        room = np.concatenate(([starts[0]], behind)) - ends
-        around = Spans(ends.astype(np.uint64), room.astype(np.uint64))
-        commands.guard(around, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
-    return Spans(starts.astype(np.uint64), nbytes.astype(np.uint64))
+        count = len(nbytes)
+        around, sides = np.empty((2, count + 1), np.int64), np.full((2, count + 1), NO_ROW)
+        around[0, 0], around[1, 0] = address, starts[0]
+        np.add(starts, nbytes, out=around[0, 1:])
+        around[1, 1:] = behind
+        around[1] -= around[0]
+        sides[0, 1:] = sides[1, :-1] = rows
+        commands.guard(Spans(*around.view(np.uint64)), *sides)
+    return Spans(starts.view(np.uint64), nbytes.view(np.uint64))
 
 
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
     """Return streams at multiples of `alignment`, and the copies (from, to) that align them."""
     wrong = src.address % np.uint64(alignment) != 0
     begin = src.take(wrong)
-    end = destinations(commands, begin.nbytes.astype(np.int64))
-    address = src.address.copy()
-    address[wrong] = end.address
-    return Spans(address, src.nbytes), (begin, end)
+    end = destinations(commands, begin.nbytes.view(np.int64))
+    if len(begin):
+        address = src.address.copy()
+        address[wrong] = end.address
+        src = Spans(address, src.nbytes)
+    return src, (begin, end)
 
 
 def decompress_values(

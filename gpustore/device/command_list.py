@@ -196,7 +196,7 @@ class CommandList:
         if self.headers is None and self.encoded is not None:
             headers, reasons = read(self.encoded)
             kept = self.fall_back(reasons)
-            self.headers = headers.take(kept)
+            self.headers = headers.take(kept) if reasons else headers
         return self.headers
 
     def narrow(self, before: int, behind: int) -> None:

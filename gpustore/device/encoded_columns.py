@@ -7,6 +7,7 @@ stream, and there may be thousands of streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,39 @@ from gpustore.runtime.buffer import Buffer
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+
+class HeaderReader(Protocol):
+    """Reader of headers that are plainly right; codecs read the others themselves.
+
+    Parameters are the memory that holds all frames, the first byte of each there, and their
+    lengths, int64 arrays of shape (n,).
+    """
+
+    def zstd_frames(self, data: NDArray[np.uint8], start: Integers, nbytes: Integers) -> Integers:
+        """Return the content size of each Zstandard frame in bytes, 0 for those that are left."""
+
+    def blosc_frames(
+        self,
+        data: NDArray[np.uint8],
+        start: Integers,
+        nbytes: Integers,
+        decoded_max: int,
+        *,
+        exact: bool,
+    ) -> tuple[Integers, Integers, Integers]:
+        """Return columns of Blosc frames that decode to at most, or to exactly, `decoded_max`.
+
+        Returns
+        -------
+        ndarray of int64, shape (6, n)
+            Decoded bytes of each frame, 0 for those that are left; bytes of an element; number of
+            the compressor; whether the frame is stored, its bytes are shuffled, its bits are.
+        ndarray of int64, shape (3, blocks)
+            Frame of each block, its first decoded byte, decoded bytes.
+        ndarray of int64, shape (5, streams)
+            Frame of each stream, first byte and bytes within the frame, of the decoded stream too.
+        """
 
 
 class EncodedColumns:
@@ -26,14 +60,23 @@ class EncodedColumns:
         Memory that holds all values.
     start, nbytes : ndarray of int64, shape (n,)
         First byte of each value in `data`, and its length.
+    reader : HeaderReader, optional
+        Reads headers faster than NumPy does.
     """
 
-    __slots__ = ("_data", "nbytes", "start")
+    __slots__ = ("data", "nbytes", "reader", "start")
 
-    def __init__(self, data: NDArray[np.uint8], start: Integers, nbytes: Integers) -> None:
-        self._data = data
+    def __init__(
+        self,
+        data: NDArray[np.uint8],
+        start: Integers,
+        nbytes: Integers,
+        reader: HeaderReader | None = None,
+    ) -> None:
+        self.data = data
         self.start = start
         self.nbytes = nbytes
+        self.reader = reader
 
     @classmethod
     def joined(cls, values: Sequence[Buffer]) -> EncodedColumns:
@@ -52,15 +95,16 @@ class EncodedColumns:
     def __getitem__(self, i: int) -> memoryview:
         """Bytes of value `i`."""
         start = int(self.start[i])
-        return self._data[start : start + int(self.nbytes[i])].data
+        return self.data[start : start + int(self.nbytes[i])].data
 
     def take(self, values: NDArray[np.generic]) -> EncodedColumns:
         """Return the values of these indices, or those where a mask is true."""
-        return EncodedColumns(self._data, self.start[values], self.nbytes[values])
+        return EncodedColumns(self.data, self.start[values], self.nbytes[values], self.reader)
 
     def inside(self, before: int, behind: int) -> EncodedColumns:
         """Return the values without their first `before` and last `behind` bytes."""
-        return EncodedColumns(self._data, self.start + before, self.nbytes - (before + behind))
+        nbytes = self.nbytes - (before + behind)
+        return EncodedColumns(self.data, self.start + before, nbytes, self.reader)
 
     def uint(self, position: Integers, nbytes: int, ok: Mask) -> Integers:
         """Read little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.
@@ -71,7 +115,7 @@ class EncodedColumns:
         place = position[ok]
         found = np.zeros(len(place), np.int64)
         for k in range(nbytes):
-            found |= self._data[place + k].astype(np.int64) << (8 * k)
+            found |= self.data[place + k].astype(np.int64) << (8 * k)
         column = np.zeros(len(position), np.int64)
         column[ok] = found
         return column

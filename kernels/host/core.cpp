@@ -10,6 +10,7 @@
 
 #include "decode.h"
 #include "file.h"
+#include "headers.h"
 #include "job.h"
 #include "place.h"
 #include "plan.h"
@@ -585,4 +586,27 @@ EXPORT std::int64_t gpustore_core_read_now(const gpustore::Request* request, std
     gpustore_core_read(&planned->job, 0, nullptr);
     gpustore_core_end(planned, counts, nullptr);
     return 1;
+}
+
+// Reads the headers of Zstandard frames. `content` gets the decoded bytes of each, 0 for a frame that is left to
+// Python.
+EXPORT void gpustore_core_zstd_frames(const gpustore::Encoded* frames, std::int64_t* content) {
+    using namespace gpustore;
+    for (i64 number = 0; number < frames->count; number++) {
+        Value frame;
+        content[number] = find(*frames, number, frame) ? ZstdFrame(frame).content() : 0;
+    }
+}
+
+// Reads the headers of Blosc frames; BloscFrames describes the columns.
+EXPORT void gpustore_core_blosc_heads(
+    const gpustore::Encoded* frames, std::int64_t decoded_max, std::int64_t exact, std::int64_t* heads) {
+    gpustore::BloscFrames(*frames, heads).read_heads(decoded_max, exact);
+}
+
+// Finds the blocks and streams of Blosc frames, as many as their heads say.
+EXPORT void gpustore_core_blosc_streams(
+    const gpustore::Encoded* frames, std::int64_t* heads, std::int64_t* blocks, std::int64_t block_count,
+    std::int64_t* streams, std::int64_t stream_count) {
+    gpustore::BloscFrames(*frames, heads).read_streams(blocks, block_count, streams, stream_count);
 }

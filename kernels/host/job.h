@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 60994178946041041;
+constexpr i64 ABI = 34680721068959804;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -81,6 +81,13 @@ inline i64 take(std::atomic<i64>& used, i64 wanted, i64 alignment, i64 nbytes) {
     } while (!used.compare_exchange_weak(start, start + (wanted + alignment - 1) / alignment * alignment));
     return start;
 }
+
+// Encoded values in host memory, of which only headers are read.
+struct Encoded {
+    const u8* memory;
+    i64 nbytes, count;        // of the memory, and of the values
+    const i64 *start, *size;  // of each value
+};
 
 struct Target {
     u8* memory;

@@ -307,8 +307,11 @@ def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) ->
 
 def _joined_strides(strides: Sequence[ArrayLike], sizes: Sequence[int]) -> ArrayLike:
     """Join the strides of parts, which are the same for all or given for each rectangle."""
-    if all(np.ndim(one) < 2 and np.array_equal(one, strides[0]) for one in strides):
-        return strides[0]
+    first = strides[0]
+    if isinstance(first, tuple) and all(isinstance(one, tuple) and one == first for one in strides):
+        return first
+    if all(np.ndim(one) < 2 and np.array_equal(one, first) for one in strides):
+        return first
     each = [np.asarray(one, np.int64).reshape(np.shape(one)[0], -1) for one in strides]
     pairs = [np.broadcast_to(one, (len(one), n)) for one, n in zip(each, sizes)]
     found: Integers = np.concatenate(pairs, axis=1)
@@ -360,8 +363,7 @@ def _copy(
     one_element: bool,
 ) -> None:
     """Record the copy of all elements, or of the one that begins each chunk to all its places."""
-    src = np.repeat(chunks, np.diff(places.first))
-    src_stride = places.src_stride
+    src, src_stride = np.repeat(chunks, np.diff(places.first)), places.src_stride
     if one_element:
         src_stride = (0,) * len(places.count)
     else:
@@ -379,7 +381,7 @@ def _copy(
         rectangles = Rows(
             src + part.offset,
             places.dst + part.offset,
-            np.concatenate([places.count, _repeated(part.shape, len(src))]),
+            _with_shape(places.count, part, len(src)),
             _with_part(src_stride, part, len(src)),
             _with_part(places.dst_stride, part, len(src)),
         )
@@ -393,6 +395,11 @@ def _copy(
 def _repeated(column: Sequence[int], n: int) -> Integers:
     """Repeat a column for each of `n` rectangles, to shape (len(column), n)."""
     return np.repeat(np.array(column, np.int64).reshape(-1, 1), n, axis=1)
+
+
+def _with_shape(count: Integers, part: Part, n: int) -> Integers:
+    """Append the dimensions of a subarray to those of rectangles."""
+    return np.concatenate([count, _repeated(part.shape, n)]) if part.shape else count
 
 
 def _with_part(stride: ArrayLike, part: Part, n: int) -> ArrayLike:

@@ -36,6 +36,7 @@ from gpustore.backends.device.piece import (
 from gpustore.backends.device.placement import place, place_fill
 from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab, Slab
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
+from gpustore.backends.native.headers import header_reader
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
@@ -215,13 +216,11 @@ class Submission:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
         state = group.state[rows]
-        encoded, decoded, missing, cached = (
-            rows[state == wanted] for wanted in (ENCODED, DECODED, MISSING, CACHED)
-        )
+        encoded, decoded, missing, cached = _of_states(rows, state)
         start, nbytes = group.start[encoded], group.nbytes[encoded]
         base = buffer.address(0)
         found = None
-        if (state == CACHED_ENCODED).any():
+        if state[0] == CACHED_ENCODED:  # And so are all others.
             found = group.in_slabs(rows)
             none = Spans.contiguous(0, [])
             commands = CommandList(
@@ -232,8 +231,10 @@ class Submission:
                 self._device,
                 buffer.stream,
                 encoded,
-                Spans((base + start).astype(np.uint64), nbytes.astype(np.uint64)),
-                None if buffer.has_end else EncodedColumns(buffer.data, start, nbytes),
+                Spans((base + start).view(np.uint64), nbytes.view(np.uint64)),
+                None
+                if buffer.has_end
+                else EncodedColumns(buffer.data, start, nbytes, header_reader()),
             )
         try:
             if found is not None:
@@ -245,9 +246,11 @@ class Submission:
             elif len(commands):
                 chain.decode_device(commands, self._device)
             stored, places = chain.layout.dtype, group.places
-            some = np.concatenate((commands.rows, decoded))
-            chunks = (base + group.start[decoded]).astype(np.uint64)
-            chunks = np.concatenate((commands.values.address, chunks))
+            some, chunks = commands.rows, commands.values.address
+            if len(decoded):
+                some = np.concatenate((some, decoded))
+                begin = (base + group.start[decoded]).view(np.uint64)
+                chunks = np.concatenate((chunks, begin))
             if copied is not None:
                 self._keep_encoded(commands, copied)
                 self._keep(commands, group, decoded, chunks[len(commands) :], kept)
@@ -524,6 +527,15 @@ class Submission:
         if self.buffer.nbytes:
             self._device.synchronize(self._device.record(self.buffer.stream))
         self._let_go()
+
+
+def _of_states(rows: Integers, state: NDArray[np.uint8]) -> list[Integers]:
+    """Return the encoded, decoded, missing and cached ones of some rows."""
+    counts = np.bincount(state, minlength=CACHED_ENCODED + 1).tolist()
+    return [
+        rows if counts[wanted] == len(rows) else rows[state == wanted]
+        for wanted in (ENCODED, DECODED, MISSING, CACHED)
+    ]
 
 
 def too_large(chain: CodecChain, device: str) -> LimitError:

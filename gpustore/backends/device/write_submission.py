@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.base import Layer, Overlay
 from gpustore.backends.device.overlay import Laid, fill_chunks, lay
+from gpustore.backends.native.headers import header_reader
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.device_pieces import EncodedValues, Pieces, little_endian
 from gpustore.device.command_list import CommandList
@@ -228,7 +229,7 @@ class WriteSubmission:
             self._lane.stream,
             rows,
             Spans((address + starts[rows]).astype(np.uint64), sizes.astype(np.uint64)),
-            EncodedColumns(held, starts[rows], sizes),
+            EncodedColumns(held, starts[rows], sizes, header_reader()),
         )
         self._lists.append(decoding)
         if len(rows):

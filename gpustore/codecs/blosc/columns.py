@@ -10,7 +10,7 @@ Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -82,7 +82,9 @@ class BloscStreams:
 
     def take(self, chosen: Mask | Integers) -> BloscStreams:
         """Return some of the streams."""
-        return BloscStreams(**{name: column[chosen] for name, column in _columns(self).items()})
+        if chosen.dtype == np.bool_:
+            chosen = np.flatnonzero(chosen)
+        return BloscStreams(*(column[chosen] for column in _columns(self).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,21 @@ class BloscColumns:
     is_bit_shuffled: Mask
     blocks: BloscBlocks
     streams: BloscStreams
+
+    @property
+    def codes(self) -> list[int]:
+        """Numbers of the compressors of all frames, also of stored ones."""
+        found: list[int] = np.flatnonzero(np.bincount(self.code)).tolist()
+        return found
+
+    def compressed(self) -> list[tuple[int, BloscStreams]]:
+        """Return the number of each compressor with the streams that are not stored."""
+        codes, streams = self.codes, self.streams
+        if len(codes) == 1 and not streams.is_stored.any():
+            return [(codes[0], streams)]
+        of_stream = np.where(streams.is_stored, -1, self.code[streams.frame])
+        found = [(code, streams.take(of_stream == code)) for code in codes]
+        return [(code, some) for code, some in found if len(some.frame)]
 
     def take(self, values: Mask | Integers) -> BloscColumns:
         """Return some of the frames, numbered anew."""
@@ -148,7 +165,7 @@ class BloscColumns:
 
 def _columns(one: Any) -> dict[str, Any]:
     """Return the columns of a dataclass by name."""
-    return {each.name: getattr(one, each.name) for each in fields(one)}
+    return {name: getattr(one, name) for name in one.__slots__}
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -176,6 +193,34 @@ def read_columns(
     dict of int to str
         Reasons against rejected frames, by number.
     """
+    if encoded.reader is None:
+        return _read(encoded, decoded_max, exact=exact)
+    heads, blocks, streams = encoded.reader.blosc_frames(
+        encoded.data, encoded.start, encoded.nbytes, decoded_max, exact=exact
+    )
+    decoded_nbytes, typesize, code, *flags = heads
+    is_stored, is_byte_shuffled, is_bit_shuffled = [flag != 0 for flag in flags]
+    frame, src, src_nbytes, dst, dst_nbytes = streams
+    adler32 = np.zeros(len(frame), np.int64)
+    columns = BloscColumns(
+        *(decoded_nbytes, typesize, code, is_stored, is_byte_shuffled, is_bit_shuffled),
+        blocks=BloscBlocks(*blocks),
+        streams=BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32),
+    )
+    left = np.flatnonzero(columns.decoded_nbytes == 0)
+    if not len(left):
+        return columns, {}
+    others, reasons = _read(encoded.take(left), decoded_max, exact=exact)
+    order = np.arange(len(encoded))
+    order[left] = len(encoded) + np.arange(len(left))
+    columns = columns.joined([others]).take(order)
+    return columns, {int(left[number]): reason for number, reason in reasons.items()}
+
+
+def _read(
+    encoded: EncodedColumns, decoded_max: int, *, exact: bool
+) -> tuple[BloscColumns, dict[int, str]]:
+    """Read frames by NumPy alone; parameters and result are those of :func:`read_columns`."""
     count = len(encoded.start)
     found = Rejections(count, "blosc")
     found.reject(encoded.nbytes < HEADER_NBYTES, "shorter than a header")

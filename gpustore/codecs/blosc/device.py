@@ -14,6 +14,7 @@ The bytes of a stored frame are used in place.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,14 +30,13 @@ from gpustore.codecs._deflate_columns import (
 from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
-from gpustore.device.encoded_columns import EncodedColumns, Integers
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
     unshuffle_launches,
 )
 from gpustore.device.protocol import Device, Spans
-from gpustore.resources.gpu_decode_trust import Distrust
 
 _CODECS: Final = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 """Device codec of the streams, by the number of their code."""
@@ -53,6 +53,8 @@ DEVICE_CODECS: Final = {
 
 _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 
+_HEADER_NBYTES: Final = 16
+
 
 def read_blosc(
     decoded_max: int, encoded: EncodedColumns, *, exact: bool
@@ -62,46 +64,52 @@ def read_blosc(
     Parameters and result are those of :func:`~gpustore.codecs.blosc.columns.read_columns`.
     """
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
-    ok = np.ones(len(encoded), np.bool_)
-    ok[list(reasons)] = False
-    streams = columns.streams.take(ok[columns.streams.frame])
-    columns = replace(columns, streams=streams)
-    reasons.update(_damaged_streams(encoded, columns))
-    ok[list(reasons)] = False
-    zlib = (columns.code[streams.frame] == _ZLIB) & ~streams.is_stored & ok[streams.frame]
-    start = encoded.start[streams.frame[zlib]] + streams.src[zlib]
-    streams.adler32[zlib] = adler32s(encoded, start, streams.src_nbytes[zlib])
+    if reasons:
+        ok = _all_but(reasons, len(encoded))
+        streams = columns.streams.take(ok[columns.streams.frame])
+        columns = replace(columns, streams=streams)
+    have_headers = not _READERS.keys().isdisjoint(columns.codes)
+    for code, streams in columns.compressed() if have_headers else ():
+        read = _READERS.get(code)
+        if read is None:
+            continue
+        start = encoded.start[streams.frame] + streams.src
+        nbytes, damaged = read(encoded, start, streams.src_nbytes)
+        wrong = np.flatnonzero((nbytes != streams.dst_nbytes) & (nbytes >= 0)).tolist()
+        for i in {*wrong, *damaged}:
+            reason = damaged.get(i, f"{_CODECS[code]}: a stream of another size")
+            reasons.setdefault(int(streams.frame[i]), f"blosc: {reason}")
+    if _ZLIB in columns.codes:
+        streams = columns.streams
+        zlib = (columns.code == _ZLIB) & _all_but(reasons, len(encoded))
+        zlib = zlib[streams.frame] & ~streams.is_stored
+        start = encoded.start[streams.frame[zlib]] + streams.src[zlib]
+        streams.adler32[zlib] = adler32s(encoded, start, streams.src_nbytes[zlib])
     return columns, reasons
+
+
+def _all_but(numbers: Collection[int], count: int) -> Mask:
+    """Return a mask of all values but those of some numbers."""
+    found = np.ones(count, np.bool_)
+    found[list(numbers)] = False
+    return found
 
 
 def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) -> None:
     """Record the decoding of all values of `commands`, each one frame; see the module."""
-    commands.fall_back(_unfit_codes(device, columns, commands.distrust))
-    if len(commands):
-        _record(commands, device, commands.headers)
-
-
-def _of_code(columns: BloscColumns, code: int) -> BloscStreams:
-    """Return the compressed streams of one code."""
-    streams = columns.streams
-    return streams.take((columns.code[streams.frame] == code) & ~streams.is_stored)
-
-
-def _damaged_streams(encoded: EncodedColumns, columns: BloscColumns) -> dict[int, str]:
-    """Return the frames with streams whose headers are wrong."""
-    found: dict[int, str] = {}
-    for code, read in ((_SNAPPY, _read_snappy), (_ZLIB, read_zlib), (_ZSTD, read_frames)):
-        streams = _of_code(columns, code)
-        if not len(streams.frame):
-            continue
-        nbytes, reasons = read(
-            encoded, encoded.start[streams.frame] + streams.src, streams.src_nbytes
-        )
-        wrong = np.flatnonzero((nbytes != streams.dst_nbytes) & (nbytes >= 0)).tolist()
-        for i in {*wrong, *reasons}:
-            reason = reasons.get(i, f"{_CODECS[code]}: a stream of another size")
-            found.setdefault(int(streams.frame[i]), f"blosc: {reason}")
-    return found
+    compressed = columns.compressed()
+    reasons: dict[int, str] = {}
+    for code, streams in compressed:
+        reason = unfit(device, _CODECS[code], streams.dst_nbytes, commands.distrust)
+        if reason is not None:
+            reasons.update(dict.fromkeys(streams.frame.tolist(), f"blosc: {reason}"))
+    if reasons:
+        commands.fall_back(reasons)
+        if not len(commands):
+            return
+        columns = commands.headers
+        compressed = columns.compressed()
+    _record(commands, device, columns, compressed)
 
 
 def _read_snappy(
@@ -121,60 +129,42 @@ def _read_snappy(
     return size, dict.fromkeys(np.flatnonzero(goes_on).tolist(), "snappy: no size")
 
 
-def _unfit_codes(
-    device: Device, columns: BloscColumns, distrust: Distrust | None
-) -> dict[int, str]:
-    """Return the frames with codes that this device, or these commands, leave to the host."""
-    found: dict[int, str] = {}
-    for code, codec in enumerate(_CODECS):
-        streams = _of_code(columns, code)
-        if not len(streams.frame):
-            continue
-        reason = unfit(device, codec, streams.dst_nbytes, distrust)
-        if reason is not None:
-            found.update(dict.fromkeys(streams.frame.tolist(), f"blosc: {reason}"))
-    return found
+_READERS: Final = {_SNAPPY: _read_snappy, _ZLIB: read_zlib, _ZSTD: read_frames}
+"""Reader of the headers of streams, by the number of their code."""
 
 
-def _record(commands: CommandList, device: Device, columns: BloscColumns) -> None:
-    base = commands.values.address.astype(np.int64)
-    decoded = base + 16
-    compressed = np.flatnonzero(~columns.is_stored)
-    rows = commands.rows[compressed]
-    decoded[compressed] = destinations(commands, columns.decoded_nbytes[compressed], rows).address
+def _record(
+    commands: CommandList,
+    device: Device,
+    columns: BloscColumns,
+    compressed: Sequence[tuple[int, BloscStreams]],
+) -> None:
+    base = commands.values.address.view(np.int64)
+    decoded = _outputs(commands, columns, ~columns.is_stored, base + _HEADER_NBYTES)
     # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
-    is_shuffled = columns.is_byte_shuffled | columns.is_bit_shuffled
-    joined = decoded.copy()
-    shuffled = np.flatnonzero(is_shuffled & ~columns.is_stored)
-    rows = commands.rows[shuffled]
-    joined[shuffled] = destinations(commands, columns.decoded_nbytes[shuffled], rows).address
+    is_shuffled = (columns.is_byte_shuffled | columns.is_bit_shuffled) & ~columns.is_stored
+    joined = _outputs(commands, columns, is_shuffled, decoded)
 
-    streams = columns.streams
-    stored = streams.take(streams.is_stored)
+    stored = columns.streams.take(columns.streams.is_stored)
     copies = [(_src(base, stored), _dst(joined, stored))]
     calls = []
-    for code, codec in enumerate(_CODECS):
-        some = _of_code(columns, code)
-        if not len(some.frame):
-            continue
-        src = _src(base, some)
+    for code, some in compressed:
+        src, dst, rows = _src(base, some), _dst(joined, some), commands.rows[some.frame]
         if code == _ZLIB:
             src = src.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
-        known = device.codec(codec)
+        known = device.codec(_CODECS[code])
         if known is not None:
             src, moved = aligned(commands, src, known.src_alignment)
             copies.append(moved)
-        calls.append((codec, src, _dst(joined, some), commands.rows[some.frame]))
+        calls.append((code, src, dst, rows, some.adler32))
     begin = np.concatenate([src.address for src, _ in copies])
     end = np.concatenate([dst.address for _, dst in copies])
     nbytes = np.concatenate([src.nbytes for src, _ in copies])
     commands.launch_tables(stream_launches(begin, end, nbytes))
-    for codec, src, dst, rows in calls:
-        commands.decompress(codec, src, dst, rows)
-    zlib = _of_code(columns, _ZLIB)
-    if len(zlib.frame):
-        expected = zlib.adler32.astype(np.uint32)
-        commands.checksum("adler32", _dst(joined, zlib), expected, commands.rows[zlib.frame])
+    for code, src, dst, rows, adler32 in calls:
+        commands.decompress(_CODECS[code], src, dst, rows)
+        if code == _ZLIB:
+            commands.checksum("adler32", dst, adler32.astype(np.uint32), rows)
 
     blocks = columns.blocks
     for is_so, launches in (
@@ -192,15 +182,27 @@ def _record(commands: CommandList, device: Device, columns: BloscColumns) -> Non
                     columns.typesize[frame],
                 )
             )
-    commands.values = Spans(decoded.astype(np.uint64), columns.decoded_nbytes.astype(np.uint64))
+    commands.values = Spans(decoded.view(np.uint64), columns.decoded_nbytes.view(np.uint64))
     commands.encoded = None
+
+
+def _outputs(
+    commands: CommandList, columns: BloscColumns, chosen: Mask, others: Integers
+) -> Integers:
+    """Return addresses of new, guarded outputs for the chosen frames, and those of the others."""
+    if chosen.all():
+        return destinations(commands, columns.decoded_nbytes, commands.rows).address.view(np.int64)
+    address, some = others.copy(), np.flatnonzero(chosen)
+    spans = destinations(commands, columns.decoded_nbytes[some], commands.rows[some])
+    address[some] = spans.address
+    return address
 
 
 def _src(base: Integers, streams: BloscStreams) -> Spans:
     address = base[streams.frame] + streams.src
-    return Spans(address.astype(np.uint64), streams.src_nbytes.astype(np.uint64))
+    return Spans(address.view(np.uint64), streams.src_nbytes.view(np.uint64))
 
 
 def _dst(joined: Integers, streams: BloscStreams) -> Spans:
     address = joined[streams.frame] + streams.dst
-    return Spans(address.astype(np.uint64), streams.dst_nbytes.astype(np.uint64))
+    return Spans(address.view(np.uint64), streams.dst_nbytes.view(np.uint64))

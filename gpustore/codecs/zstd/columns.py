@@ -50,6 +50,20 @@ def read_frames(
     dict of int to str
         Reasons, by number of the frame.
     """
+    if encoded.reader is None:
+        return _read(encoded, start, nbytes)
+    content = encoded.reader.zstd_frames(encoded.data, start, nbytes)
+    left = np.flatnonzero(content == 0)
+    if not len(left):
+        return content, {}
+    content[left], reasons = _read(encoded, start[left], nbytes[left])
+    return content, {int(left[number]): reason for number, reason in reasons.items()}
+
+
+def _read(
+    encoded: EncodedColumns, start: Integers, nbytes: Integers
+) -> tuple[Integers, dict[int, str]]:
+    """Check frames by NumPy alone; parameters and result are those of :func:`read_frames`."""
     frames = Rejections(len(start), "zstd")
     content, block_max, position = _read_headers(frames, encoded, start, nbytes)
     # Bytes that blocks do not say they have.

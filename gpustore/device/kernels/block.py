@@ -26,6 +26,8 @@ _TYPESIZES = {
 }
 """Sizes of elements with a kernel of their own."""
 
+_ANY = np.iinfo(np.int64).max
+
 _BYTE_TILE, _ANY_BYTE_TILE, _BIT_TILE = 1024, 128, 2048
 """Elements of a tile of the kernels of byte shuffles, for any typesize, and of bit shuffles."""
 
@@ -111,7 +113,10 @@ def _launches(
     # Fast kernels read or write planes bytewise, or in words; elements several at a time.
     planes, whole = (src, dst) if "un" in kernel else (dst, src)
     fast = np.zeros(len(src), np.bool_)
+    least, most = typesize.min(initial=_ANY), typesize.max(initial=0)
     for size in _TYPESIZES[kernel]:
+        if not least <= size <= most:
+            continue
         if of_bits:
             lies = whole % min(8 * size, 16) == 0
         else:

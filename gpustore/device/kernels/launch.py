@@ -6,8 +6,8 @@ does not depend on the number of rows: all rows for one kernel instance are one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,7 @@ from gpustore.device.kernels.run import (
     reversed_bytes,
     widths,
 )
-
-_LEAST_ALIKE = 64
-"""Number of rows below which each row is planned by itself."""
+from gpustore.device.kernels.template import templated
 
 _WIDTHS_DOWN = (16, 8, 4, 2, 1)
 _TILED_EXTENT = 8
@@ -64,7 +62,8 @@ def copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLau
         If a launch would have 2**31 blocks or more.
     """
     _check_unit(itemsize, unit)
-    return _by_class(rows, lambda some: _copy_launches(some, itemsize, unit))
+    meaning = "copy", itemsize, unit
+    return templated(rows, lambda some: _copy_launches(some, itemsize, unit), meaning)
 
 
 def _copy_launches(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch]:
@@ -135,7 +134,8 @@ def cast_launches(
     source, target = CASTS[_type_text(src_dtype)], CASTS[_type_text(dst_dtype)]
     sizes = src_dtype.itemsize, dst_dtype.itemsize
     unit = np.uint32(1 if src_dtype.isnative else src_dtype.itemsize)
-    return _by_class(rows, lambda some: _cast_launches(some, source, target, sizes, unit))
+    meaning = "cast", source, target, int(unit)
+    return templated(rows, lambda some: _cast_launches(some, source, target, sizes, unit), meaning)
 
 
 def has_cast(src_dtype: np.dtype[Any], dst_dtype: np.dtype[Any]) -> bool:
@@ -291,7 +291,8 @@ def fill_launches(
         raise ValueError(f"a pattern of {part_nbytes} bytes cannot be filled in")
     # Source and destination have the same layout, so both merge and widen alike.
     rows = Rows(dst, dst, count, dst_stride, dst_stride)
-    return _by_class(rows, lambda some: _fill_launches(some, pattern, part_nbytes))
+    meaning = "fill", pattern
+    return templated(rows, lambda some: _fill_launches(some, pattern, part_nbytes), meaning)
 
 
 def _fill_launches(rows: Rows, pattern: bytes, part_nbytes: int) -> list[KernelLaunch]:
@@ -323,59 +324,6 @@ def repeated(pattern: bytes) -> int:
     (1, 2, 3)
     """
     return (pattern + pattern).index(pattern, 1)
-
-
-def _by_class(rows: Rows, plan: Callable[[Rows], list[KernelLaunch]]) -> list[KernelLaunch]:
-    """Plan one row of each kind and repeat its descriptors: most chunks of a window are alike.
-
-    Rows of the same counts, whose addresses have the same remainder modulo 16, differ in their
-    addresses only.
-    """
-    count = np.asarray(rows.count, np.int64)
-    src, dst = (np.asarray(column, np.uint64) for column in (rows.src, rows.dst))
-    uniform = np.ndim(rows.src_stride) == np.ndim(rows.dst_stride) == 1
-    if len(src) < _LEAST_ALIKE or not uniform:
-        return plan(rows)
-    key = ((src % MAX_WIDTH) * MAX_WIDTH + dst % MAX_WIDTH).astype(np.int64)
-    largest = MAX_WIDTH**2
-    for column in count:
-        base = int(column.max()) + 1
-        largest *= base
-        if largest > 1 << 62:
-            return plan(rows)
-        key = key * base + column
-    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
-    if len(first) > len(src) // 2:
-        return plan(rows)
-    launches = plan(Rows(src[first], dst[first], count[:, first], rows.src_stride, rows.dst_stride))
-    if any(len(np.unique(launch.table["row"])) < len(launch.table) for launch in launches):
-        return plan(rows)  # Some rows were cut, so launches do not correspond to rows.
-    return [
-        _repeated(launch, kind, src - src[first][kind], dst - dst[first][kind], len(first))
-        for launch in launches
-    ]
-
-
-def _repeated(
-    launch: KernelLaunch,
-    kind: NDArray[np.intp],
-    src: NDArray[np.uint64],
-    dst: NDArray[np.uint64],
-    kinds: int,
-) -> KernelLaunch:
-    """Return a launch for one row of each kind as one for all rows, moved by `src` and `dst`."""
-    place = np.full(kinds, -1)
-    place[launch.table["row"]] = np.arange(len(launch.table))
-    tiles = np.diff(launch.table["first_tile"], append=np.uint32(launch.blocks)).astype(np.int64)
-    of_row = place[kind]
-    chosen = np.flatnonzero(of_row >= 0)
-    of_row = of_row[chosen]
-    table = launch.table[of_row]
-    table["src"] += src[chosen]
-    table["dst"] += dst[chosen]
-    table["row"] = chosen
-    table["first_tile"], blocks = first_tiles(tiles[of_row])
-    return replace(launch, table=table, blocks=blocks)
 
 
 def _is_tiled(runs: Runs, src_size: int, dst_size: int) -> NDArray[np.bool_]:
