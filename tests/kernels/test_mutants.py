@@ -4,16 +4,18 @@ Each mutant replaces one text, which must stand in its file exactly once. Its fa
 a process of their own; what survives them must not survive them under AddressSanitizer.
 """
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from gpustore.device.kernels import source
 from tests.emulator import host_build
-from tests.kernels import execution
+from tests.kernels import execution, sanitized
 from tests.matrix import each
 
 ROOT = Path(__file__).parents[2]
@@ -159,31 +161,55 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def _run(folder, family, sanitizer):
-    """Whether the tests of a family pass with the kernels of this folder, and what they printed."""
-    tests = [f"tests/kernels/test_{family}.py"]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--matrix", "whole", *tests]
-    if sanitizer:
-        command[1:3] = ["-m", "tests.kernels.sanitized", sanitizer]
-    # No plugin of pytest is needed here, and importing those that are installed takes longest.
-    quick = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    environment = os.environ | {"KERNEL_FOLDER": str(folder)} | quick
-    environment.pop("LD_PRELOAD", None)
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90
+class _Forking:
+    """A process that forks one for each run of pytest (``forked.py``)."""
+
+    def __init__(self, sanitizer):
+        # No plugin of pytest is needed here, and importing those that are installed takes longest.
+        environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment |= sanitized.environment(sanitizer) if sanitizer else {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.forked"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    except subprocess.TimeoutExpired:
-        return False, "hangs"
-    printed = done.stdout + done.stderr
-    if done.returncode == 0:
-        return True, printed
-    # A test failed, a sanitizer stopped it, or it crashed; not: it could not be run or compiled.
-    killed = " failed" in printed or "Sanitizer" in printed or done.returncode < 0
-    assert killed or "runtime error" in printed, printed[-3000:]
-    assert "error: command" not in printed, printed[-3000:]
-    assert ": error: " not in printed, printed[-3000:]
-    return False, printed
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.communicate()
+
+    def run(self, folder, family):
+        """Whether a family's tests pass with the kernels of this folder, and what they printed."""
+        file = folder / "printed"
+        tests = f"tests/kernels/test_{family}.py"
+        # A sanitizer's report goes to the standard error itself, which pytest must not keep.
+        arguments = ["--capture=sys", "-x", "-q", "--matrix", "whole", tests]
+        line = json.dumps([str(folder), str(file), arguments])
+        print(line, file=self._process.stdin, flush=True)
+        status = int(self._process.stdout.readline())
+        printed = file.read_text(encoding="utf-8", errors="replace")
+        if status == 0:
+            return True, printed
+        # A test failed, or a sanitizer or a signal ended it, as that of a run that hung; not: it
+        # could not be run or compiled.
+        killed = " failed" in printed or "Sanitizer" in printed or status < 0
+        assert killed or "runtime error" in printed, printed[-3000:]
+        assert "error: command" not in printed, printed[-3000:]
+        assert ": error: " not in printed, printed[-3000:]
+        return False, printed
+
+
+@pytest.fixture(scope="module")
+def forking():
+    """Processes that run tests, by sanitizer."""
+    assert not host_build.SANITIZER
+    with ExitStack() as stack:
+        yield {sanitizer: stack.enter_context(_Forking(sanitizer)) for sanitizer in ("", "address")}
 
 
 def _changed_folder(target, file, text, replacement):
@@ -207,14 +233,13 @@ def test_the_line_of_a_mutant_is_there(file, text, replacement, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(("file", "text", "replacement"), MUTANTS, ids=_name)
-def test_a_mutant_is_killed(file, text, replacement, tmp_path):
-    assert not host_build.SANITIZER
+def test_a_mutant_is_killed(forking, file, text, replacement, tmp_path):
     _changed_folder(tmp_path, file, text, replacement)
     family = "copy" if file == source.HEADER else Path(file).stem
     # These write outside when changed, and without the sanitizer that may do anything, also hang.
     unsafe = family in ("lz", "stream")
     for sanitizer in ("address",) if unsafe else ("", "address"):
-        if not _run(tmp_path, family, sanitizer)[0]:
+        if not forking[sanitizer].run(tmp_path, family)[0]:
             return
     pytest.fail("the mutant survived")
 
@@ -222,7 +247,8 @@ def test_a_mutant_is_killed(file, text, replacement, tmp_path):
 @execution.needs_compiler
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_unchanged_kernels_pass(tmp_path):
-    _changed_folder(tmp_path, "fill.cu", "namespace gs {", "namespace gs {  // the same")
-    passed, printed = _run(tmp_path, "fill", "")
+@pytest.mark.parametrize("sanitizer", ["", "address"])
+def test_unchanged_kernels_pass(forking, sanitizer, tmp_path):
+    _changed_folder(tmp_path, "guard.cu", "namespace gs {", "namespace gs {  // the same")
+    passed, printed = forking[sanitizer].run(tmp_path, "guard")
     assert passed, printed

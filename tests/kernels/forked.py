@@ -1,0 +1,50 @@
+"""Runs pytest once for each line of standard input, in a process forked from this one.
+
+This process has imported the packages that take long to import, with their sanitizer if it has one.
+A line is a JSON list: the folder of the kernels, the file for all that is printed, the arguments of
+pytest. The answer is a line with the exit status, which is negative after a signal.
+"""
+
+import json
+import os
+import resource
+import sys
+
+import hypothesis
+import numcodecs
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.device.kernels import launch
+
+IMPORTED = (gpustore, hypothesis, launch, np, numcodecs)
+MAX_CPU_S = 60
+"""Seconds of the processor after which a run has hung."""
+
+
+def _run(folder, printed, arguments):
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    os.environ["KERNEL_FOLDER"] = folder
+    file = os.open(printed, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    status = pytest.main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main():
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            try:
+                _run(*json.loads(line))
+            finally:
+                os._exit(pytest.ExitCode.INTERNAL_ERROR)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
