@@ -72,6 +72,16 @@ Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: 
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.
 """
 
+MEMORY = """\
+## Memory
+
+Device memory comes from a pool of gpustore's own, that of new arrays from CuPy's pool; with
+`device_allocator` `"torch"` (see the guide, `guide/device.md`) all of it comes from PyTorch's
+caching allocator. What `device_cache_pool` keeps lies in device memory, or in pinned memory of the
+host. `device_allocator` and the speed of pinned memory wait for a GPU: both were only tried on the
+emulated device.
+"""
+
 WRITES = """\
 ## Writes
 
@@ -215,6 +225,7 @@ def page() -> str:
         *(codec_row(name, chain_of(codec, "uint16")) for name, codec in CODECS.items()),
         "",
         WRITES.format(**HIGHEST_LEVELS),
+        MEMORY,
         "## Data types\n",
         "The table is about chunks with a codec that the GPU decodes.\n",
         "| data type | decoded by |",

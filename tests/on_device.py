@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 _numbers = itertools.count()
 _devices = {}
 
-DEVICES["emulated"] = _devices.__getitem__
+DEVICES["emulated"] = lambda ordinal, allocator: _devices[ordinal, allocator]
 
 
 @contextmanager
@@ -24,21 +24,21 @@ def emulated(order="lazy", **settings):
     device = EmulatedDevice(order, **settings)
     number = next(_numbers) % 1000
     device.name = f"emulated:{number}"
-    _devices[number] = device
+    _devices[number, device.allocator] = device
     try:
         yield device
         if device._lost is None:
             _settle(device)
         device.close()
     finally:
-        del _devices[number]
+        del _devices[number, device.allocator]
         # Numbers come again, and the backend of a lost device would keep its memory.
-        selection._backends.pop(("emulated", number), None)
+        selection._backends.pop(("emulated", number, device.allocator), None)
 
 
 def _settle(device):
     """Let cancelled reads end, and everything go that nobody needs."""
-    backend = select_backend(parse_device(device.name))
+    backend = select_backend(parse_device(device.name), device.allocator)
 
     def is_empty():
         backend.release()

@@ -86,7 +86,7 @@ class RecordingDevice:
 
 
 _devices = {}
-DEVICES["recording"] = _devices.__getitem__
+DEVICES["recording"] = lambda ordinal, allocator: _devices[ordinal]
 
 
 @contextlib.contextmanager

@@ -21,13 +21,15 @@ from gpustore.errors import DeviceError
 from gpustore.resources.device import DEVICES
 
 
-def select_backend(device: Any) -> Any:
+def select_backend(device: Any, allocator: str = "default") -> Any:
     """Return the registered backend of a device.
 
     Parameters
     ----------
     device : value of the context resource ``device``
         Parsed resource; its text is the user's.
+    allocator : str
+        Value of the context resource ``device_allocator``; of no meaning for the host.
 
     Raises
     ------
@@ -38,15 +40,17 @@ def select_backend(device: Any) -> Any:
     if kind == "cpu" or (kind == "auto" and not _may_have_gpu()):
         return registry.find("backends", "host")
     if kind in DEVICES:
-        return _backend(kind, device.ordinal, DEVICES[kind])
+        return _backend(kind, device.ordinal, allocator, DEVICES[kind])
     missing = missing_for_cuda()
+    if allocator == "torch" and not registry.is_installed("torch"):
+        missing.append("not installed: torch, the device_allocator (python -m pip install torch)")
     if missing:
         raise DeviceError(
             f'device "{text}" cannot be used: {"; ".join(missing)}. Use device="cpu", or '
             f'device="auto" to take a GPU only where there is one'
         )
     try:
-        return _backend("cuda", device.ordinal, registry.find("backends", "cuda"))
+        return _backend("cuda", device.ordinal, allocator, registry.find("backends", "cuda"))
     except (RuntimeError, ImportError, OSError) as error:
         # Also what CuPy raises: it finds a driver without a device, or one too old, or not all of
         # its libraries.
@@ -67,20 +71,22 @@ def for_objects(backend: Any) -> Any:
 
 
 _lock = threading.Lock()
-_backends: dict[tuple[str, int | None], Any] = {}
+_backends: dict[tuple[str, int | None, str], Any] = {}
 
 
-def _backend(kind: str, ordinal: int | None, make: Callable[[int | None], Any]) -> Any:
-    """Return the backend of a device, made at its first use."""
+def _backend(
+    kind: str, ordinal: int | None, allocator: str, make: Callable[[int | None, str], Any]
+) -> Any:
+    """Return the backend of a device and an allocator, made at its first use."""
     with _lock:
-        found = _backends.get((kind, ordinal))
+        found = _backends.get((kind, ordinal, allocator))
         if found is None:
-            found = registry.find("backends", "device")(make(ordinal))
+            found = registry.find("backends", "device")(make(ordinal, allocator))
             # Without a number it is the one that is current now, which may change.
             if ordinal is not None or kind in DEVICES:
-                _backends[kind, ordinal] = found
+                _backends[kind, ordinal, allocator] = found
             else:
-                found = _backends.setdefault((kind, found.driven.ordinal), found)
+                found = _backends.setdefault((kind, found.driven.ordinal, allocator), found)
     return found
 
 

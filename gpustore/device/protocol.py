@@ -86,6 +86,19 @@ class Allocation(Protocol):
         """Number of bytes."""
 
 
+class DeviceAllocator(Protocol):
+    """Source of device memory; its memory and its orders of use are those of a :class:`Device`."""
+
+    def allocate(self, nbytes: int, stream: Stream) -> Allocation:
+        """Allocate memory for use behind this point of `stream`; MemoryError if there is none."""
+
+    def free(self, allocation: Any, stream: Stream) -> None:
+        """Free memory once all operations queued on `stream` before have run."""
+
+    def kept_nbytes(self) -> int:
+        """Return the bytes kept for reuse, which the device counts as used."""
+
+
 class Pinned(Protocol):
     """Page-locked host memory, which copies to and from the device read and write directly."""
 

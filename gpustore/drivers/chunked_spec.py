@@ -216,7 +216,8 @@ class _Steps:
                 raise MetadataError('"kvstore" must be specified')
             self.limits = self.resources["limits"].value
             self.executor: Executor = self.resources["data_copy_concurrency"].value
-            self.backend = select_backend(self.resources["device"].value)
+            allocator = self.resources["device_allocator"].value
+            self.backend = select_backend(self.resources["device"].value, allocator)
             self.store = open_kvstore(spec.kvstore, context)
             io = self.store.driver.executor
             if io is not None and io.limit < self.executor.limit:

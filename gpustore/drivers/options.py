@@ -16,6 +16,7 @@ RESOURCES = (
     "data_copy_concurrency",
     "device",
     "gpu_decode_choice",
+    "device_allocator",
     "device_cache_pool",
     "gpu_decode_trust",
     "limits",

@@ -57,6 +57,7 @@ def _context_json(driver: Driver) -> dict[str, JsonValue]:
     # Not TensorStore's: shown only if they say something.
     for name, default in (
         ("device", "auto"),
+        ("device_allocator", "default"),
         ("device_cache_pool", {}),
         ("gpu_decode_choice", "auto"),
         ("gpu_decode_trust", "auto"),

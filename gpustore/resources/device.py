@@ -19,11 +19,11 @@ from gpustore.strict_json.parsing import JsonValue, text
 
 _SYNTAX = re.compile(r"([a-z]+)(?::(0|[1-9][0-9]{0,2}))?")
 
-DEVICES: dict[str, Callable[[int | None], Any]] = {}
+DEVICES: dict[str, Callable[[int | None, str], Any]] = {}
 """Further kinds of devices by name.
 
-Each is a function from an ordinal or None to a :class:`gpustore.device.protocol.Device`; it may
-return the same object each time.
+Each is a function from an ordinal or None, and a value of ``device_allocator``, to a
+:class:`gpustore.device.protocol.Device`; it may return the same object each time.
 """
 
 

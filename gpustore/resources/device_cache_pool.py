@@ -59,14 +59,14 @@ class DeviceCachePool:
         ``"decoded"`` or ``"encoded"``.
     memory : str
         ``"device"`` or ``"pinned"``.
-    caches : dict of str to DeviceCache
-        Cache of each device, by its name.
+    caches : dict of Device to DeviceCache
+        Cache of each device; two with different allocators are two devices.
     """
 
     total_bytes_limit: int
     content: str = "decoded"
     memory: str = "device"
-    caches: dict[str, DeviceCache] = field(default_factory=dict)
+    caches: dict[Any, DeviceCache] = field(default_factory=dict)
 
     def forget(self, array: ArrayId, keys: Sequence[Sequence[int]]) -> None:
         """Drop the chunks of keys with these grid indices from all caches."""

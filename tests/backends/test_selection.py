@@ -4,6 +4,7 @@ CuPy's place is taken by packages of a few lines: broken in the ways that it is 
 just enough to be asked for a device.
 """
 
+import importlib
 import sys
 import types
 
@@ -64,7 +65,7 @@ def cupy(tmp_path, monkeypatch):
         monkeypatch.setattr(selection, "_backends", {})
 
     own = [name for name in sys.modules if name.split(".")[0] in ("cupy", "cupy_backends")]
-    ours = [f"gpustore.backends.{name}" for name in ("cuda", "_dlpack", "_gds", "_nvcomp")]
+    ours = [f"gpustore.backends.{name}" for name in ("cuda", "cuda.gds", "cuda.own_pool")]
     for name in (*own, "cupy", *ours):
         if name in sys.modules:
             monkeypatch.delitem(sys.modules, name)
@@ -116,7 +117,7 @@ def test_what_cupy_says_is_the_reason(cupy, name):
 
 
 def test_a_device_that_says_itself_what_is_wrong_is_quoted_as_it_is(monkeypatch):
-    def refuse(ordinal):
+    def refuse(ordinal, allocator):
         raise gpustore.DeviceError(f"number {ordinal} is taken")
 
     monkeypatch.setitem(selection.DEVICES, "emulated", refuse)
@@ -183,6 +184,48 @@ def test_device_memory_comes_from_a_pool_of_its_own(cupy):
     assert [device.allocate(10, stream).address for _ in range(2)] == [71_000, 71_000]
     assert pools == [(1, 0, 1, 0)]
     assert attributes == {(71, 4): 5 << 30}
+
+
+TORCH_CUDA = """
+class OutOfMemoryError(RuntimeError):
+    pass
+calls = []
+def is_available():
+    return True
+def init():
+    calls.append("init")
+def caching_allocator_alloc(size, device=None, stream=None):
+    calls.append((size, device, stream))
+    return 512 * len(calls)
+def caching_allocator_delete(mem_ptr):
+    calls.append(mem_ptr)
+def memory_reserved(device):
+    return 1000
+def memory_allocated(device):
+    return 300
+"""
+
+
+def test_pytorch_serves_the_memory_of_a_device_of_its_own(cupy, tmp_path, monkeypatch):
+    cupy(WORKING)
+    with pytest.raises(gpustore.DeviceError, match=r"not installed: torch.*pip install torch"):
+        select_backend(parse_device("cuda:0"), "torch")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "cuda.py").write_text(TORCH_CUDA)
+    importlib.invalidate_caches()
+    for name in ("torch", "torch.cuda"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    default, own = (select_backend(parse_device("cuda:0"), name) for name in ("default", "torch"))
+    assert default is not own
+    assert select_backend(parse_device("cuda"), "torch") is own
+    device, runtime = own.driven, sys.modules["cupy"].cuda.runtime
+    runtime.memGetInfo = staticmethod(lambda: (5000, 9000))
+    assert device.memory().free_nbytes == 5700
+    stream = types.SimpleNamespace(ptr=7)
+    allocation = device.allocate(10, stream)
+    device.free(allocation, types.SimpleNamespace(ptr=7))
+    assert sys.modules["torch.cuda"].calls == 2 * ["init"] + [(10, 0, 7), allocation.address]
 
 
 def test_threads_sleep_while_they_wait_for_events(cupy):

@@ -20,7 +20,14 @@ _PAYLOAD = re.compile(
 _DEFECTS = {'"\\"': '"', '\\""': '"', "<discarded>": "nothing"}
 """What TensorStore's messages quote twice or do not say, and how ours say it."""
 
-_OURS = ("device", "device_cache_pool", "gpu_decode_choice", "gpu_decode_trust", "limits")
+_OURS = (
+    "device",
+    "device_allocator",
+    "device_cache_pool",
+    "gpu_decode_choice",
+    "gpu_decode_trust",
+    "limits",
+)
 """Context resources TensorStore does not have."""
 
 _THEIRS = re.compile(r"file_io_|ocdbt_coordinator|metadata_cache_pool")

@@ -27,11 +27,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
+from gpustore.backends.device.torch_allocator import TorchAllocator
 from gpustore.device.decoders import ProvenDecoders
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import CodecBatch, MemoryInfo, PinnedMemoryError, Spans
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
+from tests.emulator.allocators import EmulatedPool, EmulatedTorch
 from tests.emulator.memory import FRESH, PINNED, Memory
 from tests.emulator.queue import Breach, EmulatedEvent, EmulatedStream, Queue, Ranges
 
@@ -210,6 +212,8 @@ class EmulatedDevice:
         Codecs of its library; none as a GPU without nvcomp.
     shortcoming : str or None
         What its libraries lack; by default that there is none, if there is none.
+    allocator : str
+        Source of its memory, a value of ``device_allocator``.
 
     Attributes
     ----------
@@ -222,6 +226,8 @@ class EmulatedDevice:
         Streams of each call of ``decompress``.
     files : list of EmulatedFile
         Those that are open.
+    torch : EmulatedTorch
+        Its source of memory if the allocator is ``"torch"``.
     """
 
     def __init__(
@@ -235,6 +241,7 @@ class EmulatedDevice:
         direct_files=True,
         decodes=codecs.DECODED,
         shortcoming=None,
+        allocator="default",
     ):
         self.name = "emulated"
         self.order = order
@@ -258,17 +265,22 @@ class EmulatedDevice:
         self._pinned = []
         self._dropped = deque()
         self._current = threading.local()
+        self.torch = EmulatedTorch(self)
+        self.allocator = allocator
+        self._allocator = (
+            TorchAllocator(self, 0, self.torch) if allocator == "torch" else EmulatedPool(self)
+        )
 
     # ------------------------------------------------------------- memory and budget
 
     def memory(self):
         with self._asked("memory"):
             free = self._memory.total_nbytes - self._memory.live_nbytes
-            return MemoryInfo(self._memory.total_nbytes, free)
+            return MemoryInfo(self._memory.total_nbytes, free + self._allocator.kept_nbytes())
 
     def allocate(self, nbytes, stream):
         with self._asked("allocate"):
-            return self._allocate(nbytes, stream)
+            return self._allocator.allocate(nbytes, stream)
 
     def _allocate(self, nbytes, stream):
         if nbytes <= 0:
@@ -289,7 +301,7 @@ class EmulatedDevice:
 
     def free(self, allocation, stream):
         with self._asked("free"):
-            self._free(allocation, stream)
+            self._allocator.free(allocation, stream)
 
     def _free(self, allocation, stream):
         self._memory.give_back(allocation)
@@ -328,7 +340,7 @@ class EmulatedDevice:
             for extent in shape if order == "F" else reversed(shape):
                 sizes.append(sizes[-1] * extent)
             strides = tuple(sizes[:-1] if order == "F" else reversed(sizes[:-1]))
-            allocation = self._allocate(max(1, sizes[-1]), stream)
+            allocation = self._allocator.allocate(max(1, sizes[-1]), stream)
             array = EmulatedArray(allocation, tuple(shape), dtype, strides)
             # Collected in any thread at any time: freed by the next operation.
             weakref.finalize(array, self._dropped.append, (allocation, stream)).atexit = False
@@ -671,7 +683,7 @@ class EmulatedDevice:
     def _free_dropped(self):
         while self._dropped:
             allocation, stream = self._dropped.popleft()
-            self._free(allocation, stream)
+            self._allocator.free(allocation, stream)
 
     def _submit(self, stream, name, run, *, reads=(), writes=(), is_free=False):
         if stream not in self._queue.streams:

@@ -48,6 +48,7 @@ CONFINED = {
     "cupy": "gpustore.backends.cuda",
     "kvikio": "gpustore.backends.cuda.gds",
     "nvidia": "gpustore.backends.nvcomp",
+    "torch": "gpustore.backends.device.torch_allocator",
     "importlib": "gpustore.registry",
     "botocore": "gpustore.kvstores.s3.credentials",
     "google": "gpustore.kvstores.gcs.credentials",

@@ -249,6 +249,7 @@ def test_default_values():
     assert values.pop("file_io_mode") == "default"
     assert values.pop("limits") is DEFAULT_LIMITS
     assert values.pop("cache_pool").total_bytes_limit == 0
+    assert values.pop("device_allocator") == "default"
     assert values.pop("device_cache_pool").total_bytes_limit == 0
     assert values.pop("memory_key_value_store").entries == {}
     assert values.pop("device").kind == "auto"

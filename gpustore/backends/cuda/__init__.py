@@ -4,8 +4,9 @@ This package only translates calls. Their order and memory are decided by the ca
 tested on an emulated device; so this package and ``nvcomp`` are kept small.
 
 Memory is a stream-ordered pool of our own, which gives freed memory back to the streams that
-ordered the free before them. Arrays for the user come from CuPy's own pool. Every operation makes
-its device the current one of the calling thread, and nothing runs on the default stream.
+ordered the free before them, and arrays for the user come from CuPy's own pool; or both come from
+PyTorch's allocator (``device_allocator``). Every operation makes its device the current one of the
+calling thread, and nothing runs on the default stream.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -24,7 +25,9 @@ import cupy
 import numpy as np
 
 from gpustore.backends.cuda import gds
+from gpustore.backends.cuda.own_pool import OUT_OF_MEMORY, OwnPool
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
+from gpustore.backends.device.torch_allocator import torch_allocator
 from gpustore.backends.nvcomp import engine
 from gpustore.backends.nvcomp.bindings import Bindings
 from gpustore.backends.nvcomp.library import Library
@@ -35,13 +38,12 @@ from gpustore.device.protocol import (
     Argument,
     CodecBatch,
     DecoderState,
+    DeviceAllocator,
     DeviceCodec,
     MemoryInfo,
     PinnedMemoryError,
 )
 from gpustore.errors import DeviceError, ForkError, UnsupportedError
-
-_OUT_OF_MEMORY = 2
 
 # Errors after which a context is of no use: ECC, illegal address and what follows it in the list
 # of the runtime, up to "launch failure", and failed assertions.
@@ -49,8 +51,6 @@ _STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 _PORTABLE = 1
-_KEPT_SHARE = 16
-"""Divisor of the device's memory: most bytes of freed memory that the pool keeps."""
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ def _on_device(operation: _Operation) -> _Operation:
             with cupy.cuda.Device(self.ordinal):
                 return operation(self, *args, **kwargs)
         except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
-            if error.status == _OUT_OF_MEMORY:
+            if error.status == OUT_OF_MEMORY:
                 raise MemoryError(f"{self.name}: {error}") from error
             failure = f"{self.name}: {operation.__name__}: {error}"
             if error.status in _STICKY:
@@ -80,10 +80,8 @@ def _on_device(operation: _Operation) -> _Operation:
     return cast(_Operation, guarded)
 
 
-@dataclass(frozen=True, slots=True)
-class _Allocation:
-    address: int
-    nbytes: int
+class _Owner:
+    """Object that lives as long as the memory of an array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +103,8 @@ class CudaDevice:
     ----------
     ordinal : int or None
         CUDA's number of the device; None for the current device of CuPy.
+    allocator : str
+        Value of the context resource ``device_allocator``.
 
     Attributes
     ----------
@@ -114,10 +114,10 @@ class CudaDevice:
     Raises
     ------
     DeviceError
-        If the device does not exist.
+        If the device does not exist, or the allocator cannot be used.
     """
 
-    def __init__(self, ordinal: int | None = None) -> None:
+    def __init__(self, ordinal: int | None = None, allocator: str = "default") -> None:
         self.ordinal: int = cupy.cuda.Device().id if ordinal is None else ordinal
         self.name = f"cuda:{self.ordinal}"
         self.pid = os.getpid()
@@ -126,8 +126,9 @@ class CudaDevice:
         self._decoders = ProvenDecoders(self, self._nvcomp, shortcoming)
         self.multiprocessors = self._multiprocessors()
         self._kernels: dict[str, _Kernel] = {}
-        self._lock = threading.Lock()
-        self._own_pool: int | None = None
+        self._allocator: DeviceAllocator = OwnPool(self.ordinal)
+        if allocator == "torch":
+            self._allocator = torch_allocator(self, self.ordinal)
 
     @_on_device
     def _multiprocessors(self) -> int:
@@ -137,59 +138,25 @@ class CudaDevice:
 
     # ----------------------------------------------------------------- memory and budget
 
-    def _pool(self) -> int:
-        """Return the pool of this device, made at its first use.
-
-        CUDA's default pool, which other libraries use too, is left as it is. A synchronization
-        gives free memory beyond the threshold back to the device; by default all of it.
-        """
-        with self._lock:
-            if self._own_pool is None:
-                runtime = cupy.cuda.runtime
-                properties = runtime.MemPoolProps(
-                    runtime.cudaMemAllocationTypePinned,
-                    runtime.cudaMemHandleTypeNone,
-                    runtime.cudaMemLocationTypeDevice,
-                    self.ordinal,
-                )
-                pool = runtime.memPoolCreate(properties)
-                kept = runtime.memGetInfo()[1] // _KEPT_SHARE
-                runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, kept)
-                self._own_pool = pool
-            return self._own_pool
-
     @_on_device
     def memory(self) -> MemoryInfo:
-        runtime = cupy.cuda.runtime
-        free, total = runtime.memGetInfo()
-        pool = self._pool()
-        reserved = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrReservedMemCurrent)
-        used = runtime.memPoolGetAttribute(pool, runtime.cudaMemPoolAttrUsedMemCurrent)
-        kept = reserved - used + cupy.get_default_memory_pool().free_bytes()
-        return MemoryInfo(total, min(total, free + kept))
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return MemoryInfo(total, min(total, free + self._allocator.kept_nbytes()))
 
     @_on_device
-    def allocate(self, nbytes: int, stream: Any) -> _Allocation:
-        runtime = cupy.cuda.runtime
-        try:
-            address = runtime.mallocFromPoolAsync(nbytes, self._pool(), stream.ptr)
-        except runtime.CUDARuntimeError as error:
-            if error.status != _OUT_OF_MEMORY:
-                raise
-            cupy.get_default_memory_pool().free_all_blocks()
-            address = runtime.mallocFromPoolAsync(nbytes, self._pool(), stream.ptr)
-        return _Allocation(address, nbytes)
+    def allocate(self, nbytes: int, stream: Any) -> Allocation:
+        return self._allocator.allocate(nbytes, stream)
 
     @_on_device
     def free(self, allocation: Allocation, stream: Any) -> None:
-        cupy.cuda.runtime.freeAsync(allocation.address, stream.ptr)
+        self._allocator.free(allocation, stream)
 
     @_on_device
     def allocate_pinned(self, nbytes: int) -> _Pinned:
         try:
             address = cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE)
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            if error.status != _OUT_OF_MEMORY:
+            if error.status != OUT_OF_MEMORY:
                 raise
             raise PinnedMemoryError(f"{self.name}: {error}") from error
         view = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
@@ -205,16 +172,20 @@ class CudaDevice:
     ) -> ForeignArray:
         nbytes = math.prod(shape) * dtype.itemsize
         with stream:
-            try:
-                memory = cupy.cuda.alloc(max(1, nbytes))
-            except MemoryError:
-                # What the own pool keeps is of use to it only once its streams have freed it.
-                cupy.cuda.runtime.deviceSynchronize()
-                cupy.cuda.runtime.memPoolTrimTo(self._pool(), 0)
-                memory = cupy.cuda.alloc(max(1, nbytes))
+            memory = self._array_memory(max(1, nbytes), stream)
         # CuPy takes types that it cannot compute with only together with their memory.
         array = cupy.ndarray(shape, dtype, memptr=memory, order=order)
         return ForeignArray(array, array.data.ptr, array.strides, array.shape, array.dtype)
+
+    def _array_memory(self, nbytes: int, stream: Any) -> Any:
+        """Return the memory of an array of the user, which goes with the array."""
+        if isinstance(self._allocator, OwnPool):
+            return self._allocator.array_memory(nbytes)
+        allocation = self._allocator.allocate(nbytes, stream)
+        owner = _Owner()
+        weakref.finalize(owner, self._allocator.free, allocation, stream).atexit = False
+        memory = cupy.cuda.UnownedMemory(allocation.address, nbytes, owner, self.ordinal)
+        return cupy.cuda.MemoryPointer(memory, 0)
 
     @_on_device
     def wrap(self, array: Any) -> ForeignArray | None:

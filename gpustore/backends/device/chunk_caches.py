@@ -34,15 +34,15 @@ class ChunkCaches:
         if not pool.total_bytes_limit:
             return None
         with self._lock:
-            cache = pool.caches.get(self._device.name)
-            if not isinstance(cache, ChunkCache) or cache.device is not self._device:
+            cache = pool.caches.get(self._device)
+            if not isinstance(cache, ChunkCache):
                 cache = ChunkCache(
                     self._device,
                     pool.total_bytes_limit,
                     keeps_encoded=pool.content == "encoded",
                     is_pinned=pool.memory == "pinned",
                 )
-                pool.caches[self._device.name] = cache
+                pool.caches[self._device] = cache
                 self._caches.add(cache)
                 weakref.finalize(pool, self._orphans.append, cache).atexit = False
         return cache

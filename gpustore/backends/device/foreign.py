@@ -97,8 +97,8 @@ def stream_handle(stream: Any) -> StreamHandle:
     Parameters
     ----------
     stream : object
-        Address of the stream, an object with ``__cuda_stream__``, or a stream of PyTorch, whose
-        attribute ``cuda_stream`` is the address.
+        Address of the stream, an object with ``__cuda_stream__``, or a stream of PyTorch or CuPy,
+        whose attribute ``cuda_stream`` or ``ptr`` is the address.
 
     Raises
     ------
@@ -112,6 +112,8 @@ def stream_handle(stream: Any) -> StreamHandle:
         stream = stream.__cuda_stream__()[1]
     elif hasattr(stream, "cuda_stream"):
         stream = stream.cuda_stream
+    elif hasattr(stream, "ptr"):
+        stream = stream.ptr
     if not isinstance(stream, int):
         raise TypeError(f"stream: expected a CUDA stream, got {stream!r}")
     return StreamHandle(stream)

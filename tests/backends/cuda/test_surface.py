@@ -17,7 +17,7 @@ from gpustore import registry
 from tests.backends.cuda.wheels import skip
 
 BACKENDS = Path(__file__).parents[3] / "gpustore/backends"
-NEVER_RUN = ("cuda/__init__", "nvcomp/bindings", "cuda/gds")
+NEVER_RUN = ("cuda/__init__", "cuda/own_pool", "nvcomp/bindings", "cuda/gds")
 MODULES = (*NEVER_RUN, "nvcomp/library")
 
 # Class -> what is used of its objects.
@@ -163,7 +163,7 @@ def test_kvikio_opens_the_file_of_a_descriptor(tmp_path):
 
 
 def test_names_are_found_in_the_modules():
-    assert "cupy.cuda.runtime.mallocFromPoolAsync" in USED["cuda/__init__"]
+    assert "cupy.cuda.runtime.mallocFromPoolAsync" in USED["cuda/own_pool"]
     assert "nvidia.nvcomp.as_arrays" in USED["nvcomp/bindings"]
     assert "kvikio.defaults.is_compat_mode_preferred" in USED["cuda/gds"]
 
