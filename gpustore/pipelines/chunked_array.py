@@ -170,17 +170,20 @@ class ChunkedArray:
 
     @property
     def native_staging(self) -> NativeArray | None:
-        """Constants for fetching encoded chunks by the native core; None if Python fetches them."""
+        """Constants for fetching chunks by the native core, which decodes them if the host has to;
+        None if Python does.
+        """
         if not self._staging:
             found = None
             is_cached = self.stored is not None or self.is_resident
             is_plain = not is_cached and self.chain.objects is None
             if is_plain and self.store.key_directory(self.key_prefix) is not None:
-                found = self._fetched_natively()
+                is_for_host = self.backend.unsupported_reason(self.chain) is not None
+                found = self._fetched_natively(decodes=is_for_host)
             self._staging.append(found)
         return self._staging[0]
 
-    def _fetched_natively(self) -> NativeArray | None:
+    def _fetched_natively(self, *, decodes: bool = False) -> NativeArray | None:
         return native_files(
             self.chain,
             self.levels,
@@ -188,6 +191,7 @@ class ChunkedArray:
             key_separator=self.key_separator,
             key_ratio=self.key_ratio,
             key_rank=self.key_rank,
+            decodes=decodes,
         )
 
     def key_directory(self) -> KeyDirectory:

@@ -1,7 +1,8 @@
-"""Fetching of encoded chunks by the native core, into memory that a sink has for them.
+"""Fetching of chunks by the native core, into memory that a sink has for them.
 
-Threads take the rows of the tables of a plan piece by piece. What the core leaves alone is fetched
-in Python, which words the errors.
+They stay encoded, or are decoded where the host has to do that for a device. Threads take the rows
+of the tables of a plan piece by piece. What the core leaves alone is fetched in Python, which words
+the errors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpustore.backends.base import FilesOfTable, Sink, StagingPart
 from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.kvstores.base import KeyDirectory
-from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import fetched_batches
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan, elements
@@ -49,6 +50,8 @@ def fill_tasks(
     if reads_ranges and isinstance(plan, CopyPlan) and plan.block.partial:
         return None
     threads = array.fewer_parts(min(array.executor.limit, rows), rows)
+    if native.decodes:
+        threads = max(1, min(threads, int(rows * array.chain.decode_s / SPLIT_S)))
     filling = NativeFill(array, native, plan, sink, parts, threads, by_element=by_element)
     return [filling.work] * threads
 
@@ -109,6 +112,8 @@ class NativeFill:
             self._strides = plan.source.src_stride, plan.source.dst_stride
             self._windows = plan.rows_of
         fewest, most = PIECE_ROWS
+        if native.decodes:  # Few long chunks, perhaps, which all threads share.
+            fewest = 1
         most = min(most, max(1, (sink.nbytes or 1) // max(1, array.chain.layout.nbytes)))
         self._step = max(1, min(most, max(fewest, -(-len(plan) // (2 * threads)))))
         self._lock = threading.Lock()

@@ -156,16 +156,28 @@ private:
         return decode_row(row, value, size) ? DONE : NOT_DONE;
     }
 
-    // Reads an encoded value into the staging memory.
+    // Reads a value into the staging memory, decoded if the array has a codec.
     u8 fetch(i64 row, const Range& range) {
         Staging& staging = *job_.staging;
-        const i64 at = take(*staging.used, range.nbytes, staging.alignment, staging.nbytes);
+        const bool decodes = array_.codec != RAW || array_.crc;
+        const i64 nbytes = decodes ? array_.nbytes : range.nbytes;
+        const i64 at = take(*staging.used, nbytes, staging.alignment, staging.nbytes);
         if (at < 0) return NO_ROOM;
-        if (!file_.read(staging.memory + at, range.nbytes, range.start)) return NOT_DONE;
-        staging.at[row] = at, staging.size[row] = range.nbytes;
+        u8* out = staging.memory + at;
+        if (decodes ? !decode_file(range, out) : !file_.read(out, nbytes, range.start)) return NOT_DONE;
+        staging.at[row] = at, staging.size[row] = nbytes;
         file_.generation(staging.generation + 4 * row);
-        count_read(range.nbytes, 0);
+        count_read(range.nbytes, decodes ? nbytes : 0);
         return DONE;
+    }
+
+    // Reads an encoded value and decodes all of it.
+    bool decode_file(const Range& range, u8* out) {
+        i64 size = range.nbytes;
+        u8* encoded = scratch_.take(Scratch::ENCODED, size);
+        if (!encoded || !file_.read(encoded, size, range.start)) return false;
+        if (array_.crc && !decoder_.strip_checksum(encoded, size)) return false;
+        return decoder_.decode(encoded, size, out) && is_legal(out, array_.nbytes);
     }
 
     void count_read(i64 fetched, i64 decoded) { reads_++, fetched_ += fetched, decoded_ += decoded; }

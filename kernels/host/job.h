@@ -63,8 +63,9 @@ struct Array {
     const i64* stride;        // bytes between neighbours in a decoded chunk
 };
 
-// Where encoded values go that are fetched and not decoded. Values lie one behind the other in no
-// particular order; one for which no room is left has the status NO_ROOM. Several jobs may share memory.
+// Where values go that are fetched and not placed, decoded if the array has a codec. They lie one
+// behind the other in no particular order; one for which no room is left has the status NO_ROOM.
+// Several jobs may share memory.
 struct Staging {
     u8* memory;
     i64 nbytes, alignment;

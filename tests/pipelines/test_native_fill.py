@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.backends.device.sink_part import DevicePart
 from gpustore.backends.native.library import library
-from gpustore.pipelines import native_fill
+from gpustore.pipelines import native_fill, read
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
@@ -35,18 +36,42 @@ FORMATS = {
 }
 
 
-def created(path, name, stored=32):
-    chunk, codecs = FORMATS[name]
+def blosc(cname, shuffle="shuffle"):
+    options = {"cname": cname, "clevel": 5, "shuffle": shuffle, "typesize": 4, "blocksize": 0}
+    return {"name": "blosc", "configuration": options}
+
+
+CRC = {"name": "crc32c"}
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+DECODED = {
+    "zstd": ([4, 6], [LITTLE, ZSTD]),
+    "zstd crc32c": ([4, 6], [LITTLE, ZSTD, CRC]),
+    "crc32c": ([4, 6], [LITTLE, CRC]),
+    "gzip": ([4, 6], [LITTLE, {"name": "gzip", "configuration": {"level": 1}}]),
+    "blosc": ([8, 30], [LITTLE, blosc("lz4")]),
+    "transposed": (
+        [4, 6],
+        [{"name": "transpose", "configuration": {"order": [1, 0]}}, BIG, blosc("zstd")],
+    ),
+    "shards of zstd": ([8, 12], [shard([4, 6], LITTLE, ZSTD, CRC)]),
+    "nested shards of blosc": ([8, 24], [shard([8, 12], shard([4, 6], BIG, blosc("zlib")))]),
+}
+"""Chunks that the native core decodes."""
+
+
+def created(path, name, stored=32, dtype="uint32"):
+    chunk, codecs = {**FORMATS, **DECODED}[name]
     metadata = {
         "shape": [*SHAPE],
-        "data_type": "uint32",
+        "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
         "codecs": codecs,
-        "fill_value": 7,
+        "fill_value": True if dtype == "bool" else 7,
     }
     spec = {"driver": "zarr3", "kvstore": f"file://{path}", "metadata": metadata}
     host = gpustore.open(spec, create=True, device="cpu").result()
-    host[:stored] = np.random.default_rng(0).integers(0, 9, (stored, 60), "u4")
+    elements = np.random.default_rng(0).integers(0, 9, (stored, 60))
+    host[:stored] = elements.astype(dtype)
     return host
 
 
@@ -55,15 +80,16 @@ def opened(path, device, **options):
 
 
 class Fetches:
-    """Counts the rows that are fetched in Python."""
+    """Counts the rows of reads into a device that are fetched in Python."""
 
     def __init__(self, monkeypatch):
         self.rows = 0
         self._fetched_batches = native_fill.fetched_batches
-        monkeypatch.setattr(native_fill, "fetched_batches", self)
+        for module in (native_fill, read):
+            monkeypatch.setattr(module, "fetched_batches", self)
 
     def __call__(self, array, window, *options):
-        self.rows += len(window)
+        self.rows += len(window) * (array.backend.device != "cpu")
         return self._fetched_batches(array, window, *options)
 
 
@@ -178,3 +204,109 @@ def test_parts_of_raw_chunks_are_read_as_such(tmp_path, monkeypatch):
         assert future.statistics["bytes_fetched"] == 29 * 60 * 4
         del future
     assert fetches.rows == 10
+
+
+# --------------------------------------------------------------------------- decoded chunks
+
+
+HOST = {"gpu_decode_choice": "host"}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.parametrize("budget", [1 << 30, 20_000], ids=["one submission", "many"])
+def test_the_core_decodes_what_the_host_has_to(tmp_path, monkeypatch, name, order, budget):
+    dtype = "bool" if name == "shards of zstd" else "uint32"
+    host = created(tmp_path, name, dtype=dtype)
+    monkeypatch.setattr(native_fill, "PIECE_ROWS", (2, 7))
+    fetches = Fetches(monkeypatch)
+    context = gpustore.Context({**HOST, "limits": {"device_in_flight_nbytes": budget}})
+    with emulated(order, seed=4) as device:
+        there = opened(tmp_path, device, context=context)
+        for part in PARTS:
+            future, expected = there[part].read(), host[part].read().result()
+            assert np.array_equal(on_host(device, future.result()), expected)
+            counts = future.statistics
+            assert counts["chunks_decoded_device"] == counts["retries"] == 0
+            stored = counts["chunks_planned"] - counts["chunks_missing"]
+            assert counts["host_fallbacks"] == stored
+        for extent in ((9, 10), (2, 2)):
+            found = there.read_many(STARTS, extent).result()
+            assert np.array_equal(on_host(device, found), host.read_many(STARTS, extent).result())
+        del future, found
+    assert fetches.rows == 0
+
+
+def test_what_the_core_cannot_decode_is_decoded_in_python(tmp_path, monkeypatch):
+    host = created(tmp_path, "zstd")
+    for key in ("c/1/2", "c/5/0"):
+        path = tmp_path / key
+        elsewhere = tmp_path / key.replace("/", "-")
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+    fetches = Fetches(monkeypatch)
+    with emulated() as device:
+        there = opened(tmp_path, device, context=gpustore.Context(HOST))
+        future = there.read()
+        assert np.array_equal(on_host(device, future.result()), host.read().result())
+        assert future.statistics["host_fallbacks"] == 80
+        del future
+    assert fetches.rows == 2
+
+
+def outcome(read):
+    """The elements, or key and text of the error."""
+    try:
+        return read()
+    except gpustore.CorruptChunkError as error:
+        return [error.key, str(error)]
+
+
+@pytest.mark.parametrize("name", ["zstd", "zstd crc32c", "blosc", "shards of zstd"])
+def test_errors_are_those_of_the_host(tmp_path, name):
+    host = created(tmp_path, name)
+    path = tmp_path / "c" / "1" / "1"
+    value = path.read_bytes()
+    with emulated() as device:
+        there = opened(tmp_path, device, context=gpustore.Context(HOST))
+        for damaged in (value[:-3], value[:20] + b"??" + value[22:], value * 10, b""):
+            path.write_bytes(damaged)
+            expected = outcome(lambda: host.read().result())
+            found = outcome(lambda: on_host(device, there.read().result()))
+            assert np.array_equal(found, expected)
+
+
+def test_decoded_chunks_that_must_be_stored_are_named(tmp_path):
+    created(tmp_path, "zstd")
+    with emulated() as device:
+        spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}"}
+        spec["fill_missing_data_reads"] = False
+        there = gpustore.open(spec, device=device.name, context=gpustore.Context(HOST)).result()
+        with pytest.raises(gpustore.NotFoundError, match=r"chunk \{8, 0\} stored at .* is missing"):
+            there.read().result()
+
+
+def test_a_few_long_chunks_are_divided_among_all_threads(tmp_path, monkeypatch):
+    """Chunks that decode in a millisecond each: the host decodes them because they are few."""
+    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}"}
+    layout = gpustore.ChunkLayout(chunk_shape=[1, 2 << 20])
+    codec = gpustore.CodecSpec({"driver": "zarr3", "codecs": [ZSTD]})
+    host = gpustore.open(
+        spec, create=True, dtype="uint8", shape=[8, 2 << 20], chunk_layout=layout, codec=codec
+    ).result()
+    host[...] = np.arange(8, dtype="u1")[:, None]
+    pieces = []
+    fill = DevicePart.fill
+
+    def noted(part, files, lo, hi):
+        pieces.append(hi - lo)
+        return fill(part, files, lo, hi)
+
+    monkeypatch.setattr(DevicePart, "fill", noted)
+    context = gpustore.Context({"data_copy_concurrency": {"limit": 4}})
+    with emulated() as device:
+        future = opened(tmp_path, device, context=context).read()
+        assert (on_host(device, future.result()) == np.arange(8, dtype="u1")[:, None]).all()
+        assert future.statistics["few_stream_reads"] == 1
+        del future
+    assert pieces == [1] * 8

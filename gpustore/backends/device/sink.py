@@ -44,12 +44,10 @@ class DeviceSink(Submissions):
     ) -> Callable[[int], DevicePart] | None:
         """Return what makes the part of one task, which the native core fills; None for none.
 
-        Values that the host decodes, and those that may go straight to the device, are fetched in
-        Python.
+        Values that may go straight to the device are fetched in Python.
         """
-        if not self.decodes(chain):
-            return None
-        if may_be_direct(chain) and self.files.may_be_direct(file_system):
+        is_direct = self.decodes(chain) and may_be_direct(chain)
+        if is_direct and self.files.may_be_direct(file_system):
             return None
         return partial(DevicePart, self, chain)
 

@@ -132,12 +132,16 @@ class DevicePart:
         self._add(places, values, report, cached, are_parts=rows.narrowed)
 
     def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
-        """Add the values of rows that the native core fetches; return those that are left."""
+        """Add the values of rows that the native core fetches, and decodes if the host has to.
+
+        Returns the rows that are left.
+        """
         layout = self._chain.layout
         views = [memory.view for memory in self._sink.out]
         places = Places.of_table(
             files.table, slice(lo, hi), files.strides, layout, views, by_element=files.by_element
         )
+        state = DECODED if files.array.decodes else ENCODED
         report = partial(self._sink.check, files.keys)
         rows = np.arange(lo, hi)
         left: list[int] = []
@@ -165,7 +169,9 @@ class DevicePart:
             left += rows[~kept & ~again].tolist()
             reads, nbytes = fetched.counts.reads, fetched.counts.fetched
             decoded = int(done.sum()) * layout.nbytes
-            if self._reads_directly:
+            if files.array.decodes:
+                STATISTICS.add(host_fallbacks=int(done.sum()))
+            elif self._reads_directly:
                 count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
             STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
             at, sizes, some = fetched.at, fetched.nbytes, rows
@@ -176,7 +182,7 @@ class DevicePart:
                 places if len(some) == hi - lo else places.take(some - lo),
                 at,
                 sizes,
-                np.where(done, ENCODED, MISSING).astype(np.uint8),
+                np.where(done, state, MISSING).astype(np.uint8),
                 renumbered(report, some),
             )
             rows = rows[again]

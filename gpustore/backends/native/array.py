@@ -43,12 +43,15 @@ class NativeArray:
         Number of dimensions of the array.
     itemsize : int
         Bytes of an element in memory.
+    decodes : bool
+        Whether the core decodes values that it does not place.
     """
 
     address: int
     rank: int
     itemsize: int
     _kept: tuple[Any, ...]
+    decodes: bool = False
 
 
 def native_array(
@@ -72,9 +75,6 @@ def native_array(
     rank = len(layout.shape)
     if codec is None or word is None or rank > _MAX_RANK or len(levels) > _MAX_LEVELS:
         return None
-    is_bool = layout.dtype == np.bool_
-    if chain.objects is not None or not (chain.all_legal or is_bool):
-        return None
     shards = [_level(level, rank) for level in levels]
     if None in shards:
         return None
@@ -93,7 +93,7 @@ def native_array(
         *(layout.offset, layout.nbytes, chain.encoded_bound),
         *(CODECS.index(name), has_checksum, chain.decodes_parts and name == "blosc"),
         *(len(levels), keep(table), keep([int(ratio) for ratio in key_ratio[:key_rank]])),
-        *(text(key_separator.encode()), fill, fill_missing, is_bool),
+        *(text(key_separator.encode()), fill, fill_missing, _is_bool(layout.dtype)),
         *(keep(shape), keep(layout.shape), keep(layout.strides)),
     ]
     return NativeArray(keep(struct), rank, dtype.itemsize, tuple(kept.columns))
@@ -107,10 +107,19 @@ def native_files(
     key_separator: str,
     key_ratio: Sequence[int],
     key_rank: int,
+    decodes: bool = False,
 ) -> NativeArray | None:
-    """Return the constants of an array whose values are fetched and not decoded.
+    """Return the constants of an array whose values are fetched and not placed.
 
-    None without the native core, or for shards that it does not read.
+    Parameters
+    ----------
+    decodes : bool
+        Whether the core decodes the values; otherwise they stay encoded.
+
+    Returns
+    -------
+    NativeArray or None
+        None without the native core, or for shards and codecs that it does not read.
     """
     layout, rank = chain.layout, len(shape)
     if library() is None or not 0 < rank <= _MAX_RANK or len(levels) > _MAX_LEVELS:
@@ -118,20 +127,25 @@ def native_files(
     shards = [_level(level, rank) for level in levels]
     if None in shards:
         return None
+    codec = _codec(chain) if decodes else ("raw", False)
+    if codec is None:
+        return None
+    name, has_checksum = codec
     kept = _Kept()
     table: list[int] = []
     for one in shards:
         assert one is not None
         table += [*one[0], *map(kept.numbers, one[1:])]
-    functions = kept.numbers(list(addresses("crc32c").values()))
+    functions = kept.numbers(list(addresses(name, "crc32c").values()))
     ratio = kept.numbers([int(one) for one in key_ratio[:key_rank]])
     separator = kept.text(key_separator.encode())
     struct = [
         *(functions, rank, key_rank, 1, 0, 0, layout.nbytes, chain.encoded_bound),
-        *(0, 0, 0, len(levels), kept.numbers(table), ratio, separator, 0, 0, 0),
+        *(CODECS.index(name), has_checksum, 0),
+        *(len(levels), kept.numbers(table), ratio, separator, 0, 0, _is_bool(layout.dtype)),
         *map(kept.numbers, (shape, layout.shape, layout.strides)),
     ]
-    return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns))
+    return NativeArray(kept.numbers(struct), rank, 1, tuple(kept.columns), decodes)
 
 
 class _Kept:
@@ -153,13 +167,21 @@ class _Kept:
 
 
 def _codec(chain: CodecChain) -> tuple[str, bool] | None:
-    """Return the compressor of a chain, and whether crc32c follows it; None for other chains."""
+    """Return the compressor of a chain, and whether crc32c follows it; None for other chains, and
+    for elements that Python checks.
+    """
+    if chain.objects is not None or not (chain.all_legal or _is_bool(chain.layout.dtype)):
+        return None
     names = [stage.native_codec or "" for stage in chain.stages]
     has_checksum = names[-1:] == ["crc32c"]
     names = names[: len(names) - has_checksum] or ["raw"]
     name = names[0]
     known = name in CODECS and decodes(name, "crc32c" if has_checksum else "raw")
     return (name, has_checksum) if len(names) == 1 and known else None
+
+
+def _is_bool(stored: np.dtype[Any]) -> bool:
+    return stored == np.bool_
 
 
 def _word(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:
