@@ -2,11 +2,13 @@
 
 The rows of a plan are written down table by table; each thread works on the current table until its
 rows are taken, and one of them makes the next. The thread that is last with a table counts what was
-done, and reads in Python what the core has left alone.
+done, and reads in Python what the core has left alone. If that fails, tables before it are read to
+their end, and the last thread raises the error of the first table that failed.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,6 +18,7 @@ from gpustore.backends.native.job import AGAIN, ENDED, Counts, Job
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import STATISTICS
 
 Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
@@ -60,40 +63,66 @@ class NativeRead:
         self._read_left = read_left
         self._lock = threading.Lock()
         self._job: Job | None = None
+        self._number = 0  # of the job, from 1 on
+        self._failed = sys.maxsize  # number of the first job that has failed
+        self._error: Exception | None = None
+        self._working = 0
 
     def work(self) -> None:
         """Read rows until all are taken."""
-        wanted = CancelToken.current()
-        job = self._after(None)
+        with self._lock:
+            self._working += 1
+        try:
+            self._read(CancelToken.current())
+        finally:
+            with self._lock:
+                self._working -= 1
+                error = None if self._working else self._error
+        if error is not None:
+            raise error
+
+    def _read(self, wanted: CancelToken) -> None:
+        number, job = self._after(0)
         while job is not None:
-            while (progress := job.read(wanted)) == AGAIN:
+            while (progress := job.read(wanted)) == AGAIN and number < self._failed:
                 wanted.check()
             wanted.check()
+            if number > self._failed:
+                return
             if progress == ENDED:
-                self._finish(job)
-            job = self._after(job)
+                self._finish(number, job)
+            number, job = self._after(number)
 
-    def _after(self, job: Job | None) -> Job | None:
-        """Return the job after `job`, which has no rows left to take; None after the last one."""
+    def _after(self, number: int) -> tuple[int, Job | None]:
+        """Return the job after that of `number`, which has no rows left to take.
+
+        None after the last one, or if one has failed.
+        """
         with self._lock:
-            if self._job is job:
+            if self._number == number and self._error is None:
                 table = next(self._tables, None)
                 self._job = None if table is None else self._made(table)
-                if table is None:
-                    self._tables = iter(())
-            return self._job
+                self._number += 1
+            return self._number, None if self._error is not None else self._job
 
     def _made(self, table: RowTable) -> Job:
         if self._directory is None:
             self._directory = self._open_directory()
         return Job.of(self._array, table, *self._strides, self._out, self._directory, self._threads)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, number: int, job: Job) -> None:
         """Count what was done, and read what was left."""
         counts = job.counts()
         count(counts)
-        if counts.left:
+        if not counts.left:
+            return
+        try:
             self._read_left(job.table, job.left())
+        except Exception as error:
+            without_locals(error)
+            with self._lock:
+                if number < self._failed:
+                    self._failed, self._error = number, error
 
 
 def count(counts: Counts) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -70,8 +71,8 @@ class PendingWrite:
     """
 
     __slots__ = (
-        "_committed", "_copied", "_error", "_left", "_lock", "_over", "_running", "array", "box",
-        "commit", "copy", "memory", "plans",
+        "_committed", "_copied", "_error", "_failed", "_left", "_lock", "_over", "_running",
+        "array", "box", "commit", "copy", "memory", "plans",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class PendingWrite:
         self._left = self._running = 0
         self._over = False
         self._error: BaseException | None = None
+        self._failed = sys.maxsize  # first task of several writes that has failed
         # However it ends: tasks that are never begun must not leave `copy` waiting.
         self.commit.add_done_callback(lambda _: self._copied.set_result(None))
 
@@ -153,16 +155,16 @@ class PendingWrite:
         """Let `tasks` of several writes work for this one."""
         self._left = tasks
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the write was not cancelled and did not fail."""
-        return self._error is None and not self.commit.done()
+    def wants(self, number: int) -> bool:
+        """Whether the write was not cancelled, and no task before that of this number failed."""
+        return self._failed > number and not self.commit.done()
 
-    def fail(self, error: BaseException) -> None:
-        """Note an error; the first is that of the commit once no task works for the write."""
+    def fail(self, number: int, error: BaseException) -> None:
+        """Note the error of a task; the first task's is that of the commit when all have ended."""
+        without_locals(error)
         with self._lock:
-            if self._error is None:
-                self._error = without_locals(error)
+            if number < self._failed:
+                self._failed, self._error = number, error
 
     def leave(self) -> None:
         """End one of the tasks of several writes, the last one with the outcome."""
@@ -316,12 +318,15 @@ class _Task:
 
     Attributes
     ----------
+    number : int
+        Place of the task among all of them.
     array : ChunkedArray
         Array of the chunks of this shape.
     values : list of list of Row
         For each key what the writes lay over it, in their order.
     """
 
+    number: int
     array: ChunkedArray
     values: list[list[Row]]
 
@@ -332,9 +337,9 @@ class _Task:
     def run(self) -> None:
         """Store the values for all writes that are still wanted; note their errors."""
         writes = self.writes
-        wanted = [one for one in writes if one.wanted]
+        wanted = [one for one in writes if one.wants(self.number)]
         shared = Operation()
-        token = CancelToken(lambda: not any(one.wanted for one in wanted))
+        token = CancelToken(lambda: not any(one.wants(self.number) for one in wanted))
         try:
             token.during(lambda: attributed(shared, lambda: self._store(wanted)))
         finally:
@@ -354,7 +359,7 @@ class _Task:
             return
         except BaseException as error:
             if len(writes) == 1:
-                writes[0].fail(error)
+                writes[0].fail(self.number, error)
                 return
             for one in writes:
                 self._store([one])
@@ -377,11 +382,14 @@ def _begin_together(
                     values.setdefault(key, []).append((write, layer))
     tasks: list[_Task] = []
     for one, values in found.values():
-        laid = list(values.values())
+        # In the order of the array's chunks, in which most writes have them: each write gets the
+        # error of the first chunk that fails.
+        laid = sorted(values.values(), key=lambda rows: _cell(one, rows))
         batch = batch_rows(one, writes[0].memory)
         if not one.store.write_nbytes:  # No longer than leaves work for all threads.
             batch = min(batch, -(-len(laid) // one.executor.limit))
-        tasks += [_Task(one, laid[at : at + batch]) for at in range(0, len(laid), batch)]
+        parts = [laid[at : at + batch] for at in range(0, len(laid), batch)]
+        tasks += [_Task(number, one, part) for number, part in enumerate(parts, len(tasks))]
     counts = Counter(write for task in tasks for write in task.writes)
     for write in writes:
         write.join(counts[write])
@@ -389,6 +397,12 @@ def _begin_together(
     run = [task.run for task in tasks]
     future = array.executor.run_all(run, lambda: None, parent=parent, drain=True)
     future.add_done_callback(lambda _: ended())
+
+
+def _cell(array: ChunkedArray, rows: Sequence[Row]) -> list[int]:
+    """Return the grid index of the key of rows."""
+    cells = rows[0][1].rows.cells
+    return [int(column[0]) // ratio for column, ratio in zip(cells, array.key_ratio)]
 
 
 def _parts(array: ChunkedArray, plan: ChunkPlan, memory: Memory) -> int:

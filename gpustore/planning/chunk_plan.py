@@ -158,8 +158,8 @@ class ChunkPlan:
         """Write down one of `parts` equal parts of the plan, window by window.
 
         A window has at most `most` rows, of at most `most_keys` keys. Where rows share a key, it
-        has all rows of a key however many there are, or its share of them if there are fewer keys
-        than parts.
+        has all rows of a key however many there are; but if there are fewer keys than parts, parts
+        begin and end within keys. Each part goes on where the one before it ends.
         """
         if parts == 1 and self.rows == 1:
             yield self._only_row()
@@ -172,13 +172,14 @@ class ChunkPlan:
             return
         shared = self.objects < parts
         first, end = (self.objects * i // parts for i in (part, part + 1))
+        begin, stop = (len(self) * i // parts for i in (part, part + 1))
         rows: list[tuple[int, ...]] = []
-        keys = 0
+        keys = at = 0
         for i in range(self.objects) if shared else range(first, end):
             some = list(itertools.product(*self._object(i)))
             if shared:
-                lo, hi = (len(some) * at // parts for at in (part, part + 1))
-                some = some[lo:hi]
+                offset, at = at, at + len(some)
+                some = some[max(0, begin - offset) : max(0, stop - offset)]
             if rows and (keys == most_keys or len(rows) + len(some) > most):
                 yield self._product_window(rows)
                 rows, keys = [], 0

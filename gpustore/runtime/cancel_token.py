@@ -43,7 +43,7 @@ class CancelToken:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the task was cancelled, or another task of the same fan-out failed."""
+        """Whether the task was cancelled, or a task before it in the same fan-out failed."""
         return self._cancelled is not None and self._cancelled()
 
     @property

@@ -137,8 +137,9 @@ class Executor:
         Returns
         -------
         Future
-            Fails with the first error. Tasks not begun by then are skipped, and the Future is
-            done only when those that had begun have ended, as they may still use its buffers.
+            Fails with the error of the first task, in their order, that fails: tasks behind one
+            that failed are skipped or told to stop, those before it go on to their end. The Future
+            is done only when all that had begun have ended, as they may still use its buffers.
         """
         group = _Group(self, tasks, then, parent, ended)
         if drain:
@@ -268,12 +269,14 @@ class _Group(Generic[T]):
         "_crew",
         "_ended",
         "_error",
+        "_failed",
         "_left",
         "_lock",
         "_owner",
+        "_rank",
         "_tasks",
         "_then",
-        "_word",
+        "_words",
         "future",
     )
 
@@ -296,8 +299,11 @@ class _Group(Generic[T]):
         self._begun = 0
         self._left = len(tasks)
         self._error: BaseException | None = None
-        self._word = numbers("b", b"\0")
-        self.future.add_done_callback(partial(_tell, self._word))
+        self._rank = True, len(tasks)  # of the error: whether it is a cancellation, and its task
+        self._failed = len(tasks)  # first task that has failed
+        # Of each task that runs, a byte by which native code hears that it is to stop.
+        self._words: dict[int, numbers[int]] = {}
+        self.future.add_done_callback(partial(_tell, self._words))
 
     def __call__(self) -> None:
         until = time.perf_counter() + _SLICE_S
@@ -329,14 +335,40 @@ class _Group(Generic[T]):
     def _cancelled(self) -> bool:
         return self._error is not None or self.future.cancelled()
 
+    def _stops(self, index: int) -> bool:
+        """Whether a task is to stop: a task before it has failed, or nobody wants the result."""
+        return self._failed < index or self.future.cancelled()
+
+    def _begin(self, index: int) -> CancelToken:
+        """Return the token of a task that begins."""
+        word = numbers("b", b"\0")
+        with self._lock:
+            self._words[index] = word
+        if self._stops(index):
+            word[0] = 1
+        # Made anew: a token that the group kept would make a cycle with it, and keep the result.
+        return CancelToken(partial(self._stops, index), word)
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        """Note the error of a task, and tell those behind it to stop."""
+        without_locals(error)
+        # A task that was told to stop says nothing about the reason.
+        rank = isinstance(error, CancelledError), index
+        with self._lock:
+            if rank < self._rank:
+                self._error, self._rank = error, rank
+            self._failed = min(self._failed, index)
+            for other, word in self._words.items():
+                if other > index:
+                    word[0] = 1
+
     def _run(
         self, tasks: Sequence[Callable[[], object]] | None, index: int
     ) -> BaseException | None:
         """Call a task; return what stops a thread that helps, for instance Ctrl-C."""
         assert tasks is not None
         error: BaseException | None = None
-        # Made anew: a token that the group kept would make a cycle with it, and keep the result.
-        outer, RUNNING.token = RUNNING.token, CancelToken(self._cancelled, self._word)
+        outer, RUNNING.token = RUNNING.token, self._begin(index)
         operation, CURRENT.operation = CURRENT.operation, self.future._statistics
         try:
             tasks[index]()
@@ -346,13 +378,10 @@ class _Group(Generic[T]):
             # The traceback of an error keeps this frame, which must not keep the tasks.
             tasks = None
             RUNNING.token, CURRENT.operation = outer, operation
+        with self._lock:
+            del self._words[index]
         if error is not None:
-            without_locals(error)
-            with self._lock:
-                # A task that was told to stop says nothing about the reason.
-                if self._error is None or isinstance(self._error, CancelledError):
-                    self._error = error
-            self._word[0] = 1
+            self._fail(index, error)
             if thread_state.crew is None and not isinstance(error, Exception | CancelledError):
                 self.future.cancel()
                 return error
@@ -380,10 +409,11 @@ class _Group(Generic[T]):
             self.future._finish(None, error)
 
 
-def _tell(word: numbers[int], future: Future[Any]) -> None:
-    """Tell native code, which looks at `word`, that a fan-out was cancelled."""
+def _tell(words: dict[int, numbers[int]], future: Future[Any]) -> None:
+    """Tell native code, which looks at `words`, that a fan-out was cancelled."""
     if future.cancelled():
-        word[0] = 1
+        for word in list(words.values()):
+            word[0] = 1
 
 
 def _cores() -> int:

@@ -15,7 +15,7 @@ from gpustore.errors import CorruptChunkError, StoreIOError
 from gpustore.pipelines import writes_under_way as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
-from gpustore.runtime.cancel_token import CancelledError
+from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.statistics import STATISTICS, operation
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
@@ -185,6 +185,30 @@ def test_an_error_fails_only_the_writes_that_meet_it():
     found = read(array, whole(array)).result()
     assert found[:4].tolist() == [50, 51, 53, 53]
     assert np.array_equal(found[8:], model[8:])
+
+
+def test_writes_that_begin_together_fail_with_the_error_of_their_first_chunk(monkeypatch):
+    """Also if another thread has found a later one wrong before it."""
+    array, _ = watched((8,), (4,), threads=2)
+    for key in ("c/0", "c/1"):
+        put(array, key, b"junk")
+    later, read_many = threading.Event(), array.store.read_many
+
+    def in_turn(request):
+        columns = read_many(request)
+        if array.store.reads["c/1"] == 3:  # For both, and again for each.
+            later.set()
+        if request.keys == ["c/0"] and array.store.reads["c/0"] > 1:
+            assert later.wait(20)
+            token, stopped = CancelToken.current(), threading.Event()
+            stopped.wait(0.2 if not token.cancelled else 0)
+            assert not token.cancelled
+        return columns
+
+    monkeypatch.setattr(array.store, "read_many", in_turn)
+    with busy(array), busy(array):
+        _, *futures = ask(array, (np.s_[2:4], 1), (np.s_[3:5], 2), (np.s_[2:6], 3))
+    assert [future.exception().key for future in futures] == ["c/0", "c/0"]
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_REPLY])

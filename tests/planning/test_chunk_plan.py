@@ -298,7 +298,7 @@ def test_windows_of_keys_have_the_rows_of_each_key_once(case, data):
 
 
 def check_windows_of_keys(plan, parts, most_keys):
-    expected, found = {}, {}
+    expected, found, order = {}, {}, []
     for lo in range(0, len(plan), 100):
         note(plan.window(lo, min(lo + 100, len(plan))), expected)
     for part in range(parts):
@@ -309,6 +309,9 @@ def check_windows_of_keys(plan, parts, most_keys):
             if plan.objects >= parts:
                 assert not found.keys() & set(keys)
             note(window, found)
+            order += zip(*map(list, window.cells), strict=True)
+    whole = [list(map(list, window.cells)) for window in plan.windows(0, 1, 10)]
+    assert order == [cell for columns in whole for cell in zip(*columns, strict=True)]
     assert {key: sorted(rows) for key, rows in expected.items()} == {
         key: sorted(rows) for key, rows in found.items()
     }

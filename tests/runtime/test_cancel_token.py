@@ -68,7 +68,7 @@ def test_tokens_tell_tasks_of_a_failed_fan_out():
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        executor.run_all([watch, fail], lambda: None).result()
+        executor.run_all([fail, watch], lambda: None).result()
     assert seen == [False, True]
 
 
@@ -123,7 +123,7 @@ def test_native_code_sees_that_another_task_failed(executor):
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        executor.run_all([work, fail], lambda: None).result()
+        executor.run_all([fail, work], lambda: None).result()
     assert seen == [True]
 
 

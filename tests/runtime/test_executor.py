@@ -1,5 +1,6 @@
 """Tests of the thread pool: fan-out, cancellation, nesting, fork, exit, memory."""
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -316,6 +317,34 @@ def test_run_all_fails_with_the_error_for_which_other_tasks_have_stopped():
         stopped.clear()
         with pytest.raises(ZeroDivisionError):
             Executor(2).run_all(tasks, lambda: None).result(timeout=20)
+
+
+def test_run_all_fails_with_the_error_of_the_first_task_that_fails():
+    """Tasks before one that failed are not told to stop, those behind it are."""
+    begun, stopped = threading.Barrier(3, timeout=20), threading.Event()
+    told = []
+
+    def first():
+        begun.wait()
+        assert stopped.wait(20)
+        token = CancelToken.current()
+        told.append((token.cancelled, ctypes.string_at(token.address, 1)))
+        raise KeyError("first")
+
+    def second():
+        begun.wait()
+        raise ZeroDivisionError
+
+    def third():
+        token = CancelToken.current()
+        begun.wait()
+        wait_until(lambda: token.cancelled and ctypes.string_at(token.address, 1) != b"\0")
+        stopped.set()
+        raise IndexError("last")
+
+    with pytest.raises(KeyError):
+        Executor(3).run_all([first, second, third], lambda: None).result(timeout=20)
+    assert told == [(False, b"\0")]
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "cancelled"])
