@@ -141,8 +141,8 @@ class WriteDirectories(Protocol):
             that are must be closed first.
         """
 
-    def changed(self, index: int, key: str) -> None:
-        """Record that the file of a key, `index` of the write, has got its name."""
+    def changed(self, indices: Iterable[int], keys: Sequence[str]) -> None:
+        """Record that the files of ``keys[index]`` have got their names."""
 
     def close(self) -> dict[int, StoreIOError]:
         """Sync and close the directories; return changes that may not have reached the disk."""

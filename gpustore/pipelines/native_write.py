@@ -167,23 +167,24 @@ def _write_some(
 ) -> int:
     """Write rows from `begin` on whose directories can be open together; return the next row."""
     end = begin
+    keys, status, directory = rows.keys, job.status, job.directory
     try:
-        while end < len(rows):
-            if job.status[end] == UNTOUCHED:
-                descriptor = directories.open(end, rows.keys[end])
+        for end in range(begin, len(keys)):
+            if status[end] == UNTOUCHED:
+                descriptor = directories.open(end, keys[end])
                 if descriptor is None:
                     break
-                job.directory[end] = descriptor
-            end += 1
+                directory[end] = descriptor
+        else:
+            end = len(keys)
         job.take(begin, end)
         wanted = CancelToken.current()
         wanted.check()
         while job.write(wanted):
             wanted.check()
     finally:
-        for row in range(begin, end):
-            if job.status[row] == DONE:
-                directories.changed(row, rows.keys[row])
+        done = [row for row in range(begin, end) if status[row] == DONE]
+        directories.changed(done, keys)
         for row, error in directories.close().items():
             errors.setdefault(row, error)
     return end

@@ -93,9 +93,11 @@ class WriteJob:
                 words.frombytes(column.astype(np.int64).tobytes())
             else:
                 words.extend(column)
-        names = [os.fsencode(key[key.rfind("/") + 1 :]) + b"\0" for key in rows.keys]
-        words.extend(itertools.accumulate(map(len, names[:-1]), initial=0))
-        text = numbers("b", b"".join(names))
+        names: list[Any] = [key[key.rfind("/") + 1 :] for key in rows.keys]
+        text = os.fsencode("\0".join(names)) + b"\0"
+        if not text.isascii():
+            names = [os.fsencode(name) for name in names]
+        words.extend(itertools.accumulate([len(name) + 1 for name in names[:-1]], initial=0))
         self.status = numbers("B", bytes(n))
         self.directory = numbers("q", (-1,)) * n
         self.stored = numbers("q", (0,)) * n
@@ -110,7 +112,7 @@ class WriteJob:
                 *(encoding.address, address_of(flat), source.offset, flat.size),
                 *(n, rank, columns, columns + 8 * n, columns + 16 * n, here, here + 8 * rank),
                 *(self.directory.buffer_info()[0], columns + 8 * n * (2 + rank)),
-                *(text.buffer_info()[0], syncs, self.status.buffer_info()[0]),
+                *(address_of(np.frombuffer(text, np.uint8)), syncs, self.status.buffer_info()[0]),
                 *(self.stored.buffer_info()[0], address_of(encoded), encoded.size),
                 *(0, self.at.buffer_info()[0], 0, n),
             ),

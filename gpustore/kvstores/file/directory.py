@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,18 @@ _ATTEMPTS: Final = 10
 # A directory that has dropped out of it is looked through again, which does no harm.
 _MAX_REMEMBERED: Final = 10_000
 _cleaned: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+# Held while a directory is looked through: a thread that wrote in it meanwhile could lose a lock
+# file that it has made and not locked yet, as if a killed writer had left it behind.
+_STRIPES: Final = [threading.Lock() for _ in range(64)]
+
+
+def _renew_stripes() -> None:
+    # A lock held by a thread that does not exist in the child would never be released.
+    _STRIPES[:] = [threading.Lock() for _ in _STRIPES]
+
+
+os.register_at_fork(after_in_child=_renew_stripes)
 
 
 class Directories:
@@ -110,20 +123,25 @@ class Directories:
         fd = self._fds[path]
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
-        if identity in _cleaned and not again:
-            return
-        while len(_cleaned) >= _MAX_REMEMBERED:
-            _cleaned.popitem(last=False)
-        _cleaned[identity] = None
-        if path in self._made and not again:
-            return  # Nobody can have left anything behind in it.
-        # A directory that cannot be read can still be written to.
-        with contextlib.suppress(OSError):
-            clean_up(fd, remove_locks=self._remove_locks)
+        with _STRIPES[hash(identity) % len(_STRIPES)]:
+            if identity in _cleaned and not again:
+                return
+            while len(_cleaned) >= _MAX_REMEMBERED:
+                _cleaned.popitem(last=False)
+            _cleaned[identity] = None
+            if path in self._made and not again:
+                return  # Nobody can have left anything behind in it.
+            # A directory that cannot be read can still be written to.
+            with contextlib.suppress(OSError):
+                clean_up(fd, remove_locks=self._remove_locks)
 
     def changed(self, path: str, index: int) -> None:
         """Record that entry `index` of the batch changed directory `path`."""
-        self._changed.setdefault(path, []).append(index)
+        self.changes(path).append(index)
+
+    def changes(self, path: str) -> list[int]:
+        """Return the list of the batch's entries that have changed directory `path`."""
+        return self._changed.setdefault(path, [])
 
     def unchanged(self, path: str) -> None:
         """Forget the changes of directory `path`, which need not be synced."""
