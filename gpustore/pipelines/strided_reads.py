@@ -117,7 +117,7 @@ class StridedRead:
         if together is not None:
             return together
         if self.rows > SMALL_ROWS or self.rows * self.array.chain.decode_s > SMALL_S:
-            return self._begin_alone()
+            return self._begin_alone(asked=True)
         array = self.array
         native = array.native
         assert native is not None
@@ -127,8 +127,8 @@ class StridedRead:
         count(counts)
         return self.result
 
-    def _begin_alone(self) -> Future[Any]:
-        """Begin the read on the pool."""
+    def _begin_alone(self, *, asked: bool = False) -> Future[Any]:
+        """Begin the read on the pool, for a thread that waits for it if it is `asked` for."""
         array = self.array
         planned = _plan(array, [self], MOST_ROWS)
         if planned is None:
@@ -143,7 +143,7 @@ class StridedRead:
             return self.result
 
         work = partial(_work, request, ())
-        return array.executor.run_all([work] * threads, finish, helped=True)
+        return array.executor.run_all([work] * threads, finish, helped=True, asked=asked)
 
     def alone(self, future: Future[Any]) -> None:
         """Begin the read by itself, or anew; `future` becomes its Future."""
@@ -165,7 +165,9 @@ def begin_batch(reads: Sequence[Asked]) -> None:
         one.alone(future)
 
 
-def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bool = False) -> bool:
+def _begin_together(
+    array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bool = False, asked: bool = False
+) -> bool:
     """Begin reads of one array in one pass, in which each chunk is decoded once.
 
     Parameters
@@ -174,6 +176,8 @@ def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bo
         Whether the reads count in one Statistics object, also the chunks that are planned.
         Otherwise the work is divided between them, and long reads that share no chunk are not
         begun.
+    asked : bool
+        Whether this thread is about to wait for one of them.
 
     Returns
     -------
@@ -225,7 +229,7 @@ def _begin_together(array: ChunkedArray, reads: Sequence[Asked], *, of_batch: bo
 
     work = partial(_work, request, futures)
     run_all = array.executor.run_all
-    begin = partial(run_all, [work] * threads, finish, helped=True, ended=repeat)
+    begin = partial(run_all, [work] * threads, finish, helped=True, asked=asked, ended=repeat)
     group = attributed(shared, begin)
     # A thread that asks for one of them may do a part of the work.
     for future in futures:
@@ -294,7 +298,7 @@ def _begin_waiting(array: ChunkedArray, asked: StridedRead | None = None) -> Fut
         if asked is not None:
             mine = new(epoch())
             reads.insert(0, (asked, mine))
-        if len(reads) > 1 and _begin_together(array, reads):
+        if len(reads) > 1 and _begin_together(array, reads, asked=asked is not None):
             return mine
         for one, future in reads:
             one.alone(future)

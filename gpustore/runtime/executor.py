@@ -112,6 +112,7 @@ class Executor:
         parent: Promise[T] | None = None,
         drain: bool = False,
         helped: bool = False,
+        asked: bool = False,
         ended: Callable[[], object] | None = None,
     ) -> Future[T]:
         """Call all `tasks`, then `then`; no thread waits for a task.
@@ -130,6 +131,10 @@ class Executor:
         drain : bool
             Whether the interpreter waits at exit for the tasks, as in :meth:`submit`; the Future
             of a `parent` is left to the caller (:func:`wait_at_exit`).
+        helped : bool
+            Whether a thread that waits for the Future without a time limit takes tasks as well.
+        asked : bool
+            Whether this thread is about to do so: one worker fewer is called.
         ended : callable, optional
             Called when no task runs any more, whatever their outcome: behind `then`, and before the
             Future fails. It must not raise.
@@ -151,7 +156,8 @@ class Executor:
         future = group.future
         if helped:
             future._help = group
-        for _ in range(min(len(tasks), self.limit)):
+        takes_part = asked and thread_state.crew is None
+        for _ in range(max(1, min(len(tasks) - takes_part, self.limit))):
             self._crew.put(group)
         return future
 

@@ -228,6 +228,24 @@ def test_helping_leaves_tasks_that_have_begun_and_waits_for_them():
     assert mine == threading.get_ident() != worker
 
 
+def test_a_thread_that_is_about_to_wait_is_called_instead_of_a_worker():
+    executor = Executor(2)
+    both, threads = threading.Barrier(2), []
+
+    def task():
+        threads.append(threading.get_ident())
+        both.wait(10)
+
+    begin = partial(executor.run_all, [task, task], lambda: None, helped=True, asked=True)
+    begin().result()
+    assert threads.count(threading.get_ident()) == 1
+    executor.submit(begin).result()  # On a worker, which does not help.
+    assert threads.count(threading.get_ident()) == 1
+    ended = threading.Event()
+    executor.run_all([lambda: None] * 3, ended.set, helped=True, asked=True)
+    assert ended.wait(10)
+
+
 def test_errors_of_a_helped_task_are_those_of_the_future(busy):
     future = busy.run_all([partial(divmod, 7, 0)], lambda: None, helped=True)
     with pytest.raises(ZeroDivisionError):
