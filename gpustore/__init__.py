@@ -31,6 +31,7 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
     OutOfBoundsError,
+    PathNotFoundError,
     StoreIOError,
     UnsupportedError,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "OutputIndexMap",
     "OutputIndexMaps",
     "OutputIndexMethod",
+    "PathNotFoundError",
     "Promise",
     "Schema",
     "Spec",

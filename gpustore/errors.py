@@ -9,6 +9,7 @@
     +-- LimitError(ValueError)             a size is beyond a limit: raise it, or distrust the file
     +-- InvalidKeyError(ValueError)        a key is not legal in this kvstore: choose another
     +-- NotFoundError(ValueError, KeyError)   nothing there: create it
+    |   +-- PathNotFoundError(FileNotFoundError)   nothing at the path: look for a typo
     +-- AlreadyExistsError(ValueError)     something there: open it or delete it
     +-- ConflictError(ValueError)          another writer was faster: read again and retry
     +-- OutOfBoundsError(IndexError)       an index is outside the domain
@@ -224,6 +225,14 @@ class NotFoundError(GpustoreError, ValueError, KeyError):
 
     kind = "not_found"
     default_status = "NOT_FOUND"
+    __str__ = Exception.__str__
+
+
+class PathNotFoundError(NotFoundError, FileNotFoundError):
+    """Nothing at all is stored at the path of an array that was to be opened."""
+
+    # TensorStore's status where it detects no format.
+    default_status = "FAILED_PRECONDITION"
     __str__ = Exception.__str__
 
 

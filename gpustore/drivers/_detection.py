@@ -24,6 +24,7 @@ from gpustore.errors import (
     GpustoreError,
     LimitError,
     MismatchError,
+    PathNotFoundError,
     StoreIOError,
     UnsupportedError,
 )
@@ -31,6 +32,7 @@ from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import adapted
 from gpustore.runtime.context import Context
+from gpustore.strict_json.near_names import near_names
 from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent
 
@@ -98,6 +100,19 @@ _OF_FILES: Final[dict[_Format, Callable[[bytes, bytes], bool]]] = {
     _Format("webp", "a WebP image"): _is_webp,
     _Format("zip", "a zip file", "kvstores"): _is_zip,
 }
+
+_OTHERS: Final = {
+    b"\x89HDF\r\n\x1a\n": "an HDF5 or netCDF-4 file, which h5py reads",
+    b"CDF\x01": "a netCDF-3 file, which scipy.io.netcdf_file reads",
+    b"CDF\x02": "a netCDF-3 file, which scipy.io.netcdf_file reads",
+    b"CDF\x05": "a netCDF-3 file, which the package netCDF4 reads",
+    b"\x93NUMPY": "an array in NumPy's format, which numpy.load reads",
+    b"ZISRAWFILE": "a CZI image of ZEISS, which the package bioio-czi reads",
+    b"\xda\xce\xbe\n": "an ND2 image of Nikon, which the package nd2 reads",
+    b"PAR1": "a Parquet table, which the package pyarrow reads",
+    b"\x1f\x8b": "compressed by gzip: unpack it first",
+}
+"""Beginnings of files that are no stores, and what they are."""
 
 _ZARR2: Final = _Format("zarr2", "a Zarr v2 array")
 _ZARR3: Final = _Format("zarr3", "a Zarr v3 array")
@@ -167,6 +182,8 @@ def one_of(found: Found, store: KvStore) -> _Format:
 
     Raises
     ------
+    PathNotFoundError
+        If there is nothing at the path; the message names the nearest names beside it.
     MismatchError
         If there is none, or more than one; the message lists the formats that were tried.
     UnsupportedError
@@ -182,7 +199,14 @@ def one_of(found: Found, store: KvStore) -> _Format:
                 "with gpustore.open_group"
             )
         elif found.is_directory:
-            looked_for += _instead(store)
+            below = _names_below(store)
+            if below == []:
+                raise PathNotFoundError(
+                    f"Failed to detect format for {where}: {looked_for}; there is nothing"
+                    f"{_near_names(store)}",
+                    key=store.path,
+                )
+            looked_for += _instead(below)
         raise MismatchError(f"Failed to detect format for {where}: {looked_for}", key=store.path)
     usable = [format_ for format_ in formats if _kind(format_) is not None]
     if len(formats) > 1:
@@ -251,6 +275,10 @@ def _detect_file(store: KvStore) -> Found | None:
     prefix, suffix = ends
     names = [format_.name for format_ in _OF_FILES]
     begin = " ".join(f"{byte:02x}" for byte in prefix[:12]) or "nothing"
+    for signature, what in _OTHERS.items():
+        if prefix.startswith(signature):
+            begin += f": it is {what}"
+            break
     within = _OF_DIRECTORIES.get(store.path.rpartition("/")[2])
     hint = "" if within is None else f"; if it is a part of {within.what}, open its directory"
     return Found(
@@ -328,18 +356,37 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
     )
 
 
-def _instead(store: KvStore) -> str:
-    """Return the names in a directory as the end of a message; empty if it cannot be listed."""
+def _names_below(store: KvStore) -> list[str] | None:
+    """Return the names in a directory; None if it cannot be listed."""
     if not store.driver.can_list:
-        return ""
+        return None
     try:
-        names = store.driver.list_names(_directory(store))
+        return store.driver.list_names(_directory(store))
     except GpustoreError:
+        return None
+
+
+def _instead(names: list[str] | None) -> str:
+    """Return the names in a directory as the end of a message; empty if they are unknown."""
+    if names is None:
         return ""
-    if not names:
-        return "; there is nothing"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"; there is {', '.join(quote(name) for name in names[:_SHOWN])}{more}"
+
+
+def _near_names(store: KvStore) -> str:
+    """Return names beside a path like its own, as the end of a message.
+
+    Only of local kvstores: a bucket may have millions of keys there.
+    """
+    above, _, name = store.path.rstrip("/").rpartition("/")
+    if not store.driver.is_local or not name:
+        return ""
+    try:
+        beside = store.driver.list_names(above + "/" if above else "")
+    except GpustoreError:
+        return ""
+    return near_names(name, [one.rstrip("/") for one in beside])
 
 
 def _is_group(store: KvStore) -> bool:

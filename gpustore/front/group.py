@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
+    GpustoreError,
     MetadataError,
     MismatchError,
     NotFoundError,
@@ -28,6 +29,7 @@ from gpustore.metadata.logical_path import ancestors, check_node_names, join, lo
 from gpustore.metadata.node import Node
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
+from gpustore.strict_json.near_names import near_names
 from gpustore.strict_json.parsing import JsonValue
 from gpustore.strict_json.repr import pretty
 
@@ -429,8 +431,14 @@ class Group:
         return join(self._path, logical_path(path))
 
     def _not_found(self, whole: str) -> NotFoundError:
+        above, _, name = whole.rpartition("/")
+        try:
+            beside = [node.path.rpartition("/")[2] for node in self._hierarchy.children(above)]
+        except GpustoreError:
+            beside = []
         return NotFoundError(
-            f"No array or group: {self._hierarchy.where(whole)} does not exist",
+            f"No array or group: {self._hierarchy.where(whole)} does not exist"
+            f"{near_names(name, beside)}",
             key=whole,
         )
 

@@ -23,7 +23,7 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
-from gpustore.runtime.statistics import CURRENT, Operation, operation
+from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
 from gpustore.strict_json.repr import pretty
 
@@ -149,7 +149,7 @@ class TensorStore(ExplainedArray):
         # As `operation` does, which would take 1 us of the 40 that a small read takes.
         outer = CURRENT.operation
         if outer is None:
-            CURRENT.operation = Operation()
+            CURRENT.operation = ReadOperation()
         try:
             plain = out is None and stream is None and order == "C"
             output = NEW if plain else Output(out, order, stream)
@@ -281,7 +281,7 @@ class TensorStore(ExplainedArray):
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         check_batch(batch, open=False)
-        return operation(lambda: self._write(source, batch))
+        return operation(lambda: self._write(source, batch), WriteOperation)
 
     def _write(self, source: Any, batch: Batch | None) -> WriteFutures:
         if isinstance(source, TensorStore):

@@ -42,6 +42,8 @@ _CANCELLED: Final = CancelledError()  # marks the state; each caller gets an ins
 
 _SIGNAL_S: Final = 0.25
 
+_CALL_RESULT: Final = "call .result() first, or await it"
+
 _epoch = 0  # number of forks since gpustore was imported
 
 
@@ -102,6 +104,10 @@ class _ThreadState(threading.local):
 
 
 thread_state = _ThreadState()
+
+
+class NotAwaitedError(TypeError, AttributeError):
+    """A Future was asked for an attribute of its result."""
 
 
 class Future(Generic[T]):
@@ -325,6 +331,35 @@ class Future(Generic[T]):
                 self.cancel()
                 raise
         return self.result()
+
+    # ---- what people do to a Future that they take for its result
+
+    def __repr__(self) -> str:
+        """Show the state, and the result or the kind of operation."""
+        if not self._done:
+            kind = "operation" if self._statistics is None else self._statistics.kind
+            state = "not begun" if self._deferred is not None else "under way"
+            return f"<gpustore.Future of {_article(kind)}, {state}: call .result()>"
+        if self._error is _CANCELLED:
+            return "<gpustore.Future, cancelled>"
+        if self._error is not None:
+            return f"<gpustore.Future, failed: {type(self._error).__name__}: {self._error}>"
+        value = self._value
+        described = type(value).__name__
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            described += f" of shape {tuple(value.shape)} and type {value.dtype}"
+        return f"<gpustore.Future, done: {described}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise NotAwaitedError(f"a Future has no {name!r}, but its result may: {_CALL_RESULT}")
+
+    def __getitem__(self, index: object) -> Any:
+        raise TypeError(f"a Future cannot be indexed, but its result may: {_CALL_RESULT}")
+
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
+        raise TypeError(f"a Future is not an array, but its result may be: {_CALL_RESULT}")
 
     def _call_at_end(self, callback: Callable[[Future[T]], object]) -> None:
         """Add a callback to a Future that is not done; called under the lock."""
@@ -589,6 +624,10 @@ def report(error: BaseException, where: str) -> None:
 def epoch() -> int:
     """Return the number of forks between this process and the one that imported gpustore."""
     return _epoch
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _seconds(timeout: float | None, deadline: float | None) -> float:

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -120,9 +120,17 @@ def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
 
 
 class Operation(Statistics):
-    """Statistics of one read or write; amounts added count for the process too."""
+    """Statistics of one read or write; amounts added count for the process too.
+
+    Attributes
+    ----------
+    kind : str
+        Kind of the operation, for people.
+    """
 
     __slots__ = ()
+
+    kind: ClassVar[str] = "operation"
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
@@ -139,6 +147,20 @@ class Operation(Statistics):
                     until = amount * i // len(parts)
                     one._counts[name] = one._counts.get(name, 0) + until - done
                     done = until
+
+
+class ReadOperation(Operation):
+    """Statistics of a read."""
+
+    __slots__ = ()
+    kind = "read"
+
+
+class WriteOperation(Operation):
+    """Statistics of a write."""
+
+    __slots__ = ()
+    kind = "write"
 
 
 class _ProcessStatistics(Statistics):
@@ -171,11 +193,11 @@ STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counters of all operations of this process."""
 
 
-def operation(begin: Callable[[], T]) -> T:
+def operation(begin: Callable[[], T], kind: type[Operation] = ReadOperation) -> T:
     """Call `begin`, which begins an operation or, within another one, a part of that one."""
     outer = CURRENT.operation
     if outer is None:
-        CURRENT.operation = Operation()
+        CURRENT.operation = kind()
     try:
         return begin()
     finally:

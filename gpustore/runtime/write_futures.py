@@ -74,6 +74,10 @@ class WriteFutures:
     def __await__(self) -> Generator[Any, None, None]:
         return self.commit.__await__()
 
+    def __repr__(self) -> str:
+        """Show the states of both Futures."""
+        return f"<gpustore.WriteFutures, copy: {self.copy!r}, commit: {self.commit!r}>"
+
 
 def write_after(read: Future[Any], write: Callable[[Any], WriteFutures]) -> WriteFutures:
     """Write the result of `read` once it is done, as a part of the operation running now.

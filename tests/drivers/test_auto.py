@@ -8,7 +8,7 @@ import pytest
 import tensorstore as ts
 
 import gpustore
-from gpustore.errors import MetadataError, MismatchError, StoreIOError
+from gpustore.errors import MetadataError, MismatchError, PathNotFoundError, StoreIOError
 from tests.drivers.parity import LIBRARIES, agree, outcome
 from tests.matrix import each
 
@@ -69,7 +69,7 @@ def test_a_detected_array_names_its_format(folder):
 
 
 def test_the_error_lists_the_formats_that_were_tried(folder):
-    with pytest.raises(MismatchError) as caught:
+    with pytest.raises(PathNotFoundError) as caught:
         gpustore.open(f"{folder}/none").result()
     assert str(caught.value) == (
         'FAILED_PRECONDITION: Error opening "auto" driver: Failed to detect format for local file '

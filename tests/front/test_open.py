@@ -504,7 +504,7 @@ def test_paths(tmp_path, monkeypatch):
         "a b.zarr|zarr3",
     ):
         assert gpustore.open(path).result().read().result().tolist() == [3, 3], path
-    with pytest.raises(gpustore.MismatchError, match="Failed to detect format"):
+    with pytest.raises(gpustore.NotFoundError, match="Failed to detect format"):
         gpustore.open(tmp_path / "nope").result()
 
 
@@ -576,9 +576,40 @@ def test_unknown_device(device, stored):
 
 def test_errors_of_the_store_come_through_the_future(stored):
     future = gpustore.open(stored / "nope" / "a", dtype="uint8")
-    with pytest.raises(gpustore.MismatchError):
+    with pytest.raises(FileNotFoundError):
         future.result()
-    assert isinstance(future.exception(), gpustore.MismatchError)
+    assert isinstance(future.exception(), gpustore.PathNotFoundError)
+
+
+def test_a_path_that_is_not_there_names_those_like_it(tmp_path):
+    for name in ("volume.zarr", "volumes.zarr", "other"):
+        gpustore.save(tmp_path / name, [1])
+    with pytest.raises(
+        gpustore.NotFoundError,
+        match=r'there is nothing; did you mean "volume\.zarr" or "volumes\.zarr"\?$',
+    ):
+        gpustore.open(tmp_path / "volum.zarr").result()
+    group = gpustore.open_group(tmp_path / "group", create=True).result()
+    for name in ("image", "images"):
+        group.create_array(f"a/{name}", data=[1]).result()
+    with pytest.raises(gpustore.NotFoundError, match=r'; did you mean "image" or "images"\?$'):
+        group["a/imag"]
+    with pytest.raises(gpustore.NotFoundError, match=r"does not exist$"):
+        group["b"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 or netCDF-4 file, which h5py reads"),
+        (b"\x93NUMPY", "an array in NumPy's format, which numpy.load reads"),
+        (b"\x1f\x8b", "compressed by gzip"),
+    ],
+)
+def test_files_of_other_kinds_are_named(begin, what, tmp_path):
+    (tmp_path / "x").write_bytes(begin + bytes(30))
+    with pytest.raises(gpustore.MismatchError, match=f"it is {what}"):
+        gpustore.open(tmp_path / "x").result()
 
 
 def test_helpers_see_a_difference(tmp_path):

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 import tensorstore
 
@@ -567,3 +568,40 @@ def test_ctrl_c_cancels_queued_work(make):
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["interrupted", "cancelled", "begun []"]
+
+
+# ------------------------------------------------------- taken for its result
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda future: future[0],
+        lambda future: future.shape,
+        lambda future: future.read(),
+        np.asarray,
+        lambda future: np.add(future, 1),
+        lambda future: list(future),
+    ],
+)
+def test_a_future_that_is_taken_for_its_result_names_the_call(use):
+    _promise, pending = Promise.new()
+    for future in (pending, ready(np.zeros(3))):
+        with pytest.raises(TypeError, match=r"call \.result\(\) first, or await it"):
+            use(future)
+        assert not hasattr(future, "shape")
+        assert not hasattr(future, "__len__")
+
+
+def test_a_future_shows_its_state_and_result(executor):
+    (_first, cancelled), (_second, begun) = Promise.new(), Promise.new()
+    cancelled.cancel()
+    assert repr(cancelled) == "<gpustore.Future, cancelled>"
+    assert repr(begun) == "<gpustore.Future of an operation, under way: call .result()>"
+    deferred = Future.deferred(lambda: 1, executor)
+    assert repr(deferred) == "<gpustore.Future of an operation, not begun: call .result()>"
+    assert deferred.is_deferred
+    assert repr(failed(ValueError("no"))) == "<gpustore.Future, failed: ValueError: no>"
+    shown = "<gpustore.Future, done: ndarray of shape (3,) and type float64>"
+    assert repr(ready(np.zeros(3))) == shown
+    assert repr(ready(None)) == "<gpustore.Future, done: NoneType>"

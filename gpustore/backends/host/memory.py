@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,12 +148,23 @@ def viewed(out: Any) -> NDArray[Any]:
     )
 
 
+_INTEGERS: Final = ("bool", "int", "uint")
+
+
 def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Cast `array` to `dtype` under NumPy's rule "safe"; Python numbers convert by value."""
+    """Cast `array` to `dtype` under NumPy's rule "safe"; Python numbers convert by value.
+
+    Floats are no integers by value either: TensorStore would drop their fraction.
+    """
     by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
     if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.
     if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
+        if dtype.name.startswith(_INTEGERS) and np.asarray(array).dtype.kind == "f":
+            raise TypeError(
+                f"Cannot cast {array!r:.100} to {dtype!r} according to the rule 'safe'; convert it "
+                f"first, for instance by round()"
+            )
         if dtype.kind != "U":
             return np.asarray(array, dtype)  # Python scalars and lists convert by value.
         array = np.asarray(array)  # Strings that are too long would be cut.
