@@ -265,12 +265,16 @@ class Sink(Protocol):
         """
 
     def staging_parts(
-        self, chain: CodecChain, file_system: Callable[[], int | None]
+        self,
+        chain: CodecChain,
+        file_system: Callable[[], int | None],
+        file_nbytes: int | None,
     ) -> Callable[[int], StagingPart] | None:
         """Return what makes the part of one task, as :meth:`part`, from its number of values.
 
-        None if the native core must not fill the parts with values of files of the file system
-        whose number `file_system` returns, None if it is not known.
+        None if the native core must not fill the parts with values of files of at most
+        `file_nbytes` bytes, of the file system whose number `file_system` returns. Both are None if
+        they are not known.
         """
 
     def run(

@@ -176,6 +176,11 @@ class BytesCodec(abc.ABC):
         """Name of the device codec of the streams in a value, None without one."""
         return None
 
+    @property
+    def device_outputs(self) -> int:
+        """Number of times that decoding on a device has the decoded bytes in its memory."""
+        return 0 if self.is_view else 1
+
     def device_streams(self, decoded_nbytes: int) -> tuple[int, int]:
         """Return the number of streams in a value, and the decoded bytes of the longest.
 

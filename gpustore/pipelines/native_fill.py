@@ -43,7 +43,8 @@ def fill_tasks(
     native = array.native_staging
     if native is None or not rows:
         return None
-    parts = sink.staging_parts(array.chain, array.file_system)
+    file_nbytes = None if array.levels else array.chain.encoded_bound
+    parts = sink.staging_parts(array.chain, array.file_system, file_nbytes)
     if parts is None:
         return None
     reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)

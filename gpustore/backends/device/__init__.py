@@ -74,6 +74,9 @@ _ROW_NBYTES = 512
 _REGION_NBYTES = 160
 """Bytes of a staging buffer for the tables and results of a value, and for each of its regions."""
 
+_OUTPUT_NBYTES = 64
+"""Bytes around an output, for guards and alignment."""
+
 
 T = TypeVar("T")
 
@@ -175,13 +178,13 @@ class DeviceBackend:
             scratch = max([self._scratch_nbytes(one.chain, rows) for one in chunks], default=0)
             return rows * (value_nbytes + room_nbytes) + slack_nbytes + scratch
 
-        rows = min(total, SUBMISSION_ROWS, max(1, SUBMISSION_NBYTES // value_nbytes))
+        rows = min(total, SUBMISSION_ROWS, max(1, SUBMISSION_NBYTES // max(1, decoded_nbytes)))
         budget = in_flight_nbytes // LARGE
         is_certain = needed(rows) <= min(budget, UNASKED_NBYTES)
         if not is_certain:
             budget = min(budget, self.driven.memory().free_nbytes // (2 * LARGE))
-        while rows > 1 and needed(rows) > budget:
-            rows = -(-rows // 2)
+        while rows > 1 and (nbytes := needed(rows)) > budget:
+            rows = max(1, min(rows - 1, rows * budget // nbytes))
         direct_nbytes = pages_nbytes(rows, rows * decoded_nbytes)
         nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes + direct_nbytes
         extent = Extent(
@@ -200,13 +203,15 @@ class DeviceBackend:
         decoded_nbytes = chain.layout.nbytes
         found = 0
         for stage in chain.stages:
-            if stage.is_view:
-                continue
-            found += 2 * rows * decoded_nbytes  # Shuffled, and as it was.
+            found += stage.device_outputs * rows * (decoded_nbytes + _OUTPUT_NBYTES)
             codec = stage.device_codec
-            if codec is not None and self.driven.codec(codec) is not None:
-                sizes = rows, decoded_nbytes, rows * decoded_nbytes
-                found += self.driven.decompress_temp_nbytes(codec, *sizes)
+            known = None if codec is None else self.driven.codec(codec)
+            if codec is None or known is None:
+                continue
+            if known.src_alignment > 1:
+                found += rows * decoded_nbytes  # Streams are copied that do not lie so.
+            sizes = rows, decoded_nbytes, rows * decoded_nbytes
+            found += self.driven.decompress_temp_nbytes(codec, *sizes)
         return found
 
     def _shrink(self, lacking: type[MemoryError]) -> bool:

@@ -40,13 +40,16 @@ class DeviceSink(Submissions):
         return DevicePart(self, chain, rows)
 
     def staging_parts(
-        self, chain: CodecChain, file_system: Callable[[], int | None]
+        self,
+        chain: CodecChain,
+        file_system: Callable[[], int | None],
+        file_nbytes: int | None,
     ) -> Callable[[int], DevicePart] | None:
         """Return what makes the part of one task, which the native core fills; None for none.
 
         Values that may go straight to the device are fetched in Python.
         """
-        is_direct = self.decodes(chain) and may_be_direct(chain)
+        is_direct = self.decodes(chain) and may_be_direct(chain, file_nbytes)
         if is_direct and self.files.may_be_direct(file_system):
             return None
         return partial(DevicePart, self, chain)

@@ -300,10 +300,19 @@ class DevicePart:
         return too_large(self._chain, self._sink.device.name)
 
 
-def may_be_direct(chain: CodecChain) -> bool:
-    """Return whether values that `chain` decodes may go from files straight to a device."""
+def may_be_direct(chain: CodecChain, file_nbytes: int | None = None) -> bool:
+    """Return whether values that `chain` decodes may go from files straight to a device.
+
+    Parameters
+    ----------
+    file_nbytes : int, optional
+        Most bytes of a file, if that is known.
+    """
     nbytes = max(1, chain.layout.nbytes)
-    return direct_unsupported_reason(needs_bytes=chain.needs_bytes, nbytes=nbytes) is None
+    reason = direct_unsupported_reason(
+        needs_bytes=chain.needs_bytes, nbytes=nbytes, file_nbytes=file_nbytes
+    )
+    return reason is None
 
 
 def decode_left(submissions: Submissions) -> None:

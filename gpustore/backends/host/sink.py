@@ -92,7 +92,9 @@ class HostSink:
             counts_fallbacks=self._counts_fallbacks,
         )
 
-    def staging_parts(self, chain: CodecChain, file_system: Callable[[], int | None]) -> None:
+    def staging_parts(
+        self, chain: CodecChain, file_system: Callable[[], int | None], file_nbytes: int | None
+    ) -> None:
         """Return None: values for host memory are fetched and decoded at once."""
 
     def run(

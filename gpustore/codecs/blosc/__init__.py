@@ -187,6 +187,11 @@ class _Blosc(BytesCodec):
     def device_codec(self) -> str:
         return DEVICE_CODECS[self.cname]
 
+    @property
+    def device_outputs(self) -> int:
+        """Return 1, and 1 more for the shuffled bytes."""
+        return 1 if self.shuffle == 0 else 2
+
     def device_streams(self, decoded_nbytes: int) -> tuple[int, int]:
         """Return the streams of the blocks of a frame."""
         return streams_of(
