@@ -19,7 +19,7 @@ from gpustore.runtime.limits import Limits
 from gpustore.strict_json.spelled import REMEMBERED_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MetadataFile:
     """The stored metadata document of an array, and its format."""
 
@@ -79,8 +79,11 @@ class MetadataFile:
 
     def _metadata(self, data: bytes, where: str | None = None) -> Any:
         """Return the metadata in a document; `where` names it for messages unless its key does."""
-        with self.blamed():
+        try:
             return self.format.completed(self.constraints, self._decoded(data, where))
+        except GpustoreError:
+            with self.blamed():
+                raise
 
     def _read(self) -> tuple[bytes | None, bytes]:
         columns = self.store.read_many(

@@ -112,7 +112,7 @@ class AutoSpec:
                 kind: DriverKind = registry.find("drivers", one_of(steps, store).name)
                 driver = kind.from_url(kvstore, "")
                 driver = driver.updated(schema=self.constraints, **dict(self.options))
-                opening = driver.open(replace(request, context=context, found=steps.metadata))
+                opening = driver.open(request._replace(context=context, found=steps.metadata))
                 return opening.run()
 
         return Opening(executor, run, may_defer=base.driver.is_local)

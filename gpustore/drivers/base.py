@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from gpustore.backends.base import Output
 from gpustore.data_types.dtype import dtype as dtype_
@@ -96,6 +96,8 @@ class OpenMode:
             If the flags contradict each other.
         """
         mode = self
+        if mode == _DEFAULT_MODE:
+            return _OPEN
         if not (self.open or self.create):
             assumed = self.assume_metadata, self.assume_cached_metadata
             mode = OpenMode(not self.delete_existing, False, self.delete_existing, *assumed)
@@ -119,6 +121,8 @@ MODE_FLAGS = ("open", "create", "delete_existing", "assume_metadata", "assume_ca
 """Names of the flags of an :class:`OpenMode`."""
 
 _ASSUMING = ("assume_metadata", "assume_cached_metadata")
+_DEFAULT_MODE = OpenMode()
+_OPEN = OpenMode(open=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,7 @@ class FoundMetadata:
     read_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
+class OpenRequest(NamedTuple):
     """Arguments for opening a spec.
 
     Attributes
@@ -179,8 +182,7 @@ class OpenRequest:
         return not self.read if self.write is None else self.write
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """The part of opening an array that does I/O.
 
     Attributes

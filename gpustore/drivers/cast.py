@@ -344,7 +344,7 @@ class CastSpec:
             if dtype is None:
                 raise MetadataError("dtype must be specified")
             if self.context is not None:
-                request = replace(request, context=Context(self.context, request.context))
+                request = request._replace(context=Context(self.context, request.context))
             opening = self.base.open(request)
 
         def run() -> tuple[Driver, IndexTransform]:
@@ -352,7 +352,7 @@ class CastSpec:
                 base, transform = opening.run()
                 return cast_driver(base, dtype, read=request.read, write=request.write), transform
 
-        return replace(opening, run=run)
+        return opening._replace(run=run)
 
 
 def _without_elements(schema: Schema) -> Schema:

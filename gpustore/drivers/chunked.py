@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
@@ -71,9 +71,24 @@ listed first.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
-@dataclass(frozen=True)
+class Origin(Protocol):
+    """What an opened driver was made from."""
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        """Context resources of the driver and its kvstore, by identifier."""
+
+    def array(self, metadata: Any, description: ArrayDescription, /) -> ChunkedArray:
+        """Return the argument of the pipelines."""
+
+    def respec(self, opened: ChunkedDriver, metadata: Any, /) -> DriverSpec:
+        """Return the unopened spec with `metadata`, or with None a minimal one."""
+
+
+@dataclass(eq=False)
 class ChunkedDriver:
-    """An opened Zarr array. Immutable: a resized one is another object.
+    """An opened Zarr array. Not to be changed: a resized one is another object. (Attributes of a
+    frozen dataclass take three times as long to set.)
 
     Attributes
     ----------
@@ -81,10 +96,7 @@ class ChunkedDriver:
     metadata : object
         Stored metadata, of the format's metadata class.
     description : ArrayDescription
-    make_array : callable
-        Makes :attr:`array`, which is not needed before the first read or write.
-    respec : callable
-        Makes the unopened spec from the metadata, or from None for a minimal one.
+    origin : Origin
     assumed : bool
         Whether the metadata are those of the spec, regardless of the stored ones.
     recheck : float
@@ -100,12 +112,10 @@ class ChunkedDriver:
     file: MetadataFile
     metadata: Any
     description: ArrayDescription
-    make_array: Callable[[], ChunkedArray]
+    origin: Origin
     kvstore: KvStore
-    resources: Mapping[str, Context.Resource]
     readable: bool
     writable: bool
-    respec: Callable[[Any], DriverSpec]
     assumed: bool
     recheck: float
     read_at: float
@@ -120,13 +130,20 @@ class ChunkedDriver:
     def array(self) -> ChunkedArray:
         """Argument of the pipelines for writing."""
         made: ChunkedArray | None = vars(self).get("array")
-        return made or vars(self).setdefault("array", self.make_array())
+        if made is None:
+            new = self.origin.array(self.metadata, self.description)
+            made = vars(self).setdefault("array", new)
+        return made
 
     @property
     def reader(self) -> ChunkedArray:
         """Argument of the pipelines for reading."""
         made: ChunkedArray | None = vars(self).get("reader")
         return made or vars(self).setdefault("reader", self.array.reader())
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self.origin.resources
 
     @property
     def id(self) -> str:
@@ -192,12 +209,12 @@ class ChunkedDriver:
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return a spec that opens or creates the array again."""
         if minimal:
-            return self.respec(None)
+            return self.origin.respec(self, None)
         metadata = self.metadata
         if self.file.format.zarr_format == 3 and "attributes" in vars(self):
             # As changed through the array: a spec with the old attributes would not match.
             metadata = replace(metadata, attributes=self.attributes.asdict())
-        return self.respec(metadata)
+        return self.origin.respec(self, metadata)
 
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
@@ -333,15 +350,11 @@ class ChunkedDriver:
     def with_metadata(self, metadata: Any, read_at: float) -> ChunkedDriver:
         """Return the same array with other metadata, read at the time `read_at`."""
         description = described(self.file.format, metadata, self.file.limits)
-        array = replace(self.array, shape=description.shape)
-        return replace(
-            self,
-            metadata=metadata,
-            description=description,
-            make_array=lambda: array,
-            read_at=read_at,
-            zattrs=None,
+        changed = replace(
+            self, metadata=metadata, description=description, read_at=read_at, zattrs=None
         )
+        vars(changed)["array"] = replace(self.array, shape=description.shape)
+        return changed
 
     @property
     def executor(self) -> Executor:

@@ -74,16 +74,21 @@ def recheck_bound(recheck: JsonValue, opened: float) -> float:
     return recheck if isinstance(recheck, float) else opened
 
 
+def refers_to_resources(options: Mapping[str, JsonValue]) -> bool:
+    """Whether any of the options refers to a context resource."""
+    return any(name in options for name, _ in _RESOURCE_MEMBERS) if options else False
+
+
+def without_resources(options: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """Return the options without references to resources, which mean nothing in other contexts."""
+    names = [name for name, _ in _RESOURCE_MEMBERS]
+    return {name: value for name, value in options.items() if name not in names}
+
+
 def bound_resources(
     context: Context, options: Mapping[str, JsonValue]
 ) -> Mapping[str, Context.Resource]:
     """Return the resources of a driver, of which `options` may refer to others than the default."""
     given = {name: id for name, id in _RESOURCE_MEMBERS if name in options}
-    if not given:
-        return context.once(_default_resources)
     ids = {**dict(zip(RESOURCES, RESOURCES)), **given}
     return {name: context.resource(id, options.get(name)) for name, id in ids.items()}
-
-
-def _default_resources(context: Context) -> Mapping[str, Context.Resource]:
-    return {id: context[id] for id in RESOURCES}

@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -443,11 +444,11 @@ def test_threads_that_use_an_opened_store_first_get_the_same_array(name):
     driver = filled(gpustore, "zarr3", context=cached)._driver
     both_make = threading.Barrier(2)
 
-    def make_array():
+    def make_array(*of):
         both_make.wait(60)
-        return driver.make_array()
+        return driver.origin.array(*of)
 
-    opened = replace(driver, make_array=make_array)
+    opened = replace(driver, origin=SimpleNamespace(array=make_array))
     with ThreadPoolExecutor(2) as pool:
         first, second = [pool.submit(getattr, opened, name) for _ in range(2)]
     assert first.result() is second.result() is getattr(opened, name)

@@ -175,8 +175,8 @@ def faulty(url, name, *rules):
     store[...] = values()
     driver = store._driver
     kvstore = FaultyKvStore(driver.array.store, rules)
-    array = replace(driver.array, store=kvstore)
-    broken = replace(driver, make_array=lambda: array)
+    broken = replace(driver)
+    vars(broken)["array"] = replace(driver.array, store=kvstore)
     return gpustore.TensorStore._of(broken, store._transform)
 
 

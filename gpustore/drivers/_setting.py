@@ -1,0 +1,93 @@
+"""Properties that openings in one context share: resources, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpustore.backends.selection import select_backend
+from gpustore.drivers.base import METADATA_POOL
+from gpustore.drivers.options import bound_resources, refers_to_resources
+from gpustore.resources.cache_pool import cache_of
+from gpustore.resources.device_cache_pool import DeviceCachePool
+from gpustore.runtime.cache import Cache
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.limits import Limits
+from gpustore.strict_json.parsing import JsonValue
+
+
+class Setting:
+    """Context resources of a chunked driver and their values, which :meth:`bind` makes.
+
+    Parameters
+    ----------
+    resources : mapping of str to Context.Resource
+        Result of :func:`~gpustore.drivers.options.bound_resources`.
+
+    Attributes
+    ----------
+    resources
+        Parameter.
+    is_bound : bool
+        Whether the values have been made.
+    limits : Limits
+    executor : Executor
+    backend : Backend
+    cache, metadata_cache : Cache or None
+        Caches of chunks and of metadata; None without room.
+    device_pool : DeviceCachePool
+    decode_rule, trust
+        Values of ``gpu_decode_choice`` and ``gpu_decode_trust``.
+    """
+
+    __slots__ = (
+        *("backend", "cache", "decode_rule", "device_pool", "executor", "is_bound", "limits"),
+        *("metadata_cache", "resources", "trust"),
+    )
+
+    limits: Limits
+    executor: Executor
+    backend: Any
+    cache: Cache | None
+    metadata_cache: Cache | None
+    device_pool: DeviceCachePool
+    decode_rule: Any
+    trust: Any
+
+    def __init__(self, resources: Mapping[str, Context.Resource]) -> None:
+        self.resources = resources
+        self.is_bound = False
+
+    def bind(self) -> None:
+        """Make the values; raises GpustoreError if a resource cannot be made."""
+        resources = self.resources
+        self.limits = resources["limits"].value
+        self.executor = resources["data_copy_concurrency"].value
+        allocator = resources["device_allocator"].value
+        self.backend = select_backend(resources["device"].value, allocator)
+        self.cache = cache_of(resources["cache_pool"].value)
+        metadata_pool = resources.get(METADATA_POOL)
+        self.metadata_cache = self.cache if metadata_pool is None else cache_of(metadata_pool.value)
+        self.device_pool = resources["device_cache_pool"].value
+        self.decode_rule = resources["gpu_decode_choice"].value
+        self.trust = resources["gpu_decode_trust"].value
+        self.is_bound = True
+
+
+def setting_of(context: Context, options: Mapping[str, JsonValue]) -> Setting:
+    """Return the setting of a driver, of which `options` may refer to other resources than the
+    default.
+
+    Raises
+    ------
+    MetadataError
+        If the context does not define a resource.
+    """
+    if refers_to_resources(options):
+        return Setting(bound_resources(context, options))
+    return context.once(_default)
+
+
+def _default(context: Context) -> Setting:
+    return Setting(bound_resources(context, {}))
