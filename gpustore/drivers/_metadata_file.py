@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gpustore.backends.native.job import NOT_DONE
+from gpustore.backends.native.short_files import read_short_file
 from gpustore.drivers._remembered import decoded, encoded
 from gpustore.drivers.format import Format
 from gpustore.errors import GpustoreError, naming_key
@@ -64,6 +66,13 @@ class MetadataFile:
         if data is None:
             return None, generation
         return self._metadata(data), generation
+
+    def look(self) -> bytes | int:
+        """Return the stored document if that is plain: a short file; else the status of the native
+        core, after which :meth:`load` is to be asked. Nothing is cached.
+        """
+        name = None if self.cache is not None else self.store.plain_file(self.key)
+        return NOT_DONE if name is None else read_short_file(name, self.limits.metadata_nbytes)
 
     def of_node(self, node: Node) -> Any:
         """Return the metadata of a node that a hierarchy has read; raises the errors of

@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from gpustore.backends.native.job import MISSING
 from gpustore.backends.selection import for_objects
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.drivers._metadata_file import MetadataFile
+from gpustore.drivers._read_ahead import read_ahead, wait
 from gpustore.drivers._remembered import created, described
 from gpustore.drivers._setting import setting_of
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest, open_kvstore
@@ -64,14 +66,15 @@ class Steps:
     """One call of :meth:`ChunkedSpec.open`; checks everything that needs no I/O at once."""
 
     __slots__ = (
-        *("executor", "file", "format", "hierarchy", "mode", "read_at", "request", "setting"),
-        *("spec", "store"),
+        *("__weakref__", "executor", "file", "format", "found", "hierarchy", "mode", "read_at"),
+        *("request", "setting", "spec", "store"),
     )
 
     def __init__(self, spec: Any, request: OpenRequest) -> None:
         self.spec = spec
         self.format = spec.format
         self.request = request
+        self.found = request.found
         self.setting = setting = setting_of(request.context, spec.options)
         try:
             self.mode = _checked_mode(request)
@@ -102,8 +105,9 @@ class Steps:
 
     def run(self) -> tuple[ChunkedDriver, IndexTransform]:
         """Open or create the array; called once. Blocks."""
-        found = self.request.found
-        self.read_at = time.time() if found is None else found.read_at
+        if self._is_plain_read:
+            read_ahead(self)
+        self.read_at = time.time() if self.found is None else self.found.read_at
         try:
             driver = self._driver(*self._metadata())
             domain = driver.description.domain
@@ -115,8 +119,29 @@ class Steps:
                 raise
         finally:
             # The opened driver keeps this object, and needs no document.
-            if self.request.node is not None or found is not None:
+            self.found = None
+            if self.request.node is not None or self.request.found is not None:
                 self.request = self.request._replace(node=None, found=None)
+
+    @property
+    def _is_plain_read(self) -> bool:
+        """Whether nothing is asked of the stored metadata but to be there, now."""
+        mode, request = self.mode, self.request
+        if mode.create or mode.assumes or self.file.cache is not None:
+            return False
+        return request.node is None and request.found is None
+
+    def defer(self) -> bool:
+        """Return whether the thread that asks for the result may run these steps; others may then
+        read the metadata too.
+
+        Reading local metadata is quicker than handing it over to another thread.
+        """
+        if not self.store.driver.is_local or self.mode.create:
+            return False
+        if self._is_plain_read:
+            wait(self)
+        return True
 
     def _wanted(self, found: IndexDomain) -> IndexTransform | None:
         """The part of the array the spec asks for, None for all of the domain `found`; labels of
@@ -134,8 +159,8 @@ class Steps:
         if self.request.node is not None:
             found = self.file.of_node(self.request.node)
             return found, self._checked(found)
-        if self.request.found is not None:
-            found = self.file.of_value(self.request.found.value)
+        if self.found is not None:
+            found = self.file.of_value(self.found.value)
             return found, self._checked(found)
         if self.mode.assumes:
             return self._new_metadata(_CREATE)
@@ -144,14 +169,14 @@ class Steps:
         bound = math.inf if recheck == "open" else recheck_bound(recheck, self.read_at)
         for _ in range(_ATTEMPTS):
             if self.mode.open:
-                found, _ = self.file.load(bound)
+                found = self._stored(bound)
                 if found is not None:
                     return found, self._checked(found)
                 if not self.mode.create:
                     raise NotFoundError(
                         f"Metadata at {self.file.name} does not exist", key=self.file.key
                     )
-            elif not self.mode.delete_existing and self.file.load()[0] is not None:
+            elif not self.mode.delete_existing and self._stored() is not None:
                 raise self._already_exists()
             try:
                 metadata, description = self._new_metadata(
@@ -173,6 +198,13 @@ class Steps:
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
+
+    def _stored(self, bound: float = math.inf) -> Any:
+        """Return the stored metadata, None if there are none."""
+        look = self.file.look()
+        if isinstance(look, bytes):
+            return self.file.of_value(look)
+        return None if look == MISSING else self.file.load(bound)[0]
 
     def _delete_existing(self) -> bytes:
         """Delete all below the path of the array; return the generation of the metadata that are

@@ -125,8 +125,7 @@ _DEFAULT_MODE = OpenMode()
 _OPEN = OpenMode(open=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMetadata:
+class FoundMetadata(NamedTuple):
     """Stored metadata of an array, read during detection.
 
     Attributes

@@ -137,9 +137,7 @@ class ChunkedSpec:
     def open(self, request: OpenRequest) -> Opening:
         """Open or create the array in the steps of :mod:`gpustore.drivers._steps`."""
         steps = Steps(self, request)
-        # Reading local metadata is quicker than handing it over to another thread.
-        local = steps.store.driver.is_local and not steps.mode.create
-        return Opening(steps.executor, steps.run, local)
+        return Opening(steps.executor, steps.run, steps.defer())
 
 
 def _directory(spec: KvStore.Spec) -> KvStore.Spec:

@@ -154,7 +154,9 @@ def open(
     if data is not None:
         data = array_of(data)
         given = with_shape_of(data, given)
-    opened.update(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        opened.update(**given)
     fill: Callable[[TensorStore], None] = _nothing
     if not (data is attributes is None and (dims is None or opened._driver.id == "zarr3")):
         opened, fill = _filled(opened, data, attributes, dims)

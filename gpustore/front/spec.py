@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Self
 
 from gpustore import registry
@@ -27,6 +25,7 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
+from gpustore.front.spec_template import Parts, parse
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
@@ -56,7 +55,6 @@ from gpustore.strict_json.parsing import (
     quote,
 )
 from gpustore.strict_json.repr import pretty
-from gpustore.strict_json.spelled import REMEMBERED_NBYTES, Spelled
 from gpustore.url import about_url, parse_pipeline
 
 SpecLike = Any
@@ -113,7 +111,7 @@ class Spec(IndexedView):
         elif isinstance(json, os.PathLike):
             self._set(_detecting(path_spec(json)), None, OpenMode(), None)
         else:
-            self._set(*_from_json(from_python(json)))
+            self._set(*parse(json, _parsed))
 
     def _set(
         self,
@@ -418,43 +416,9 @@ _OPTION_SETTERS = {
 }
 
 
-def _from_json(
-    json: JsonValue,
-) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
+def _parsed(json: JsonValue) -> Parts:
     if isinstance(json, str):
         return _from_url(json), None, OpenMode(), None
-    if _differs_in_kvstore(json):
-        rest = {name: json[name] for name in json if name != "kvstore"}
-        text = repr(rest)
-        if len(text) <= REMEMBERED_NBYTES:
-            # After an error, parsing the whole raises it with all that is wrong.
-            with suppress(GpustoreError):
-                driver, transform, mode, _ = _parsed_without_kvstore(Spelled(text, rest))
-                kvstore = KvStore.Spec.from_json(json["kvstore"])
-                return driver.updated(kvstore=kvstore), transform, mode, None
-    return _parsed(json)
-
-
-def _differs_in_kvstore(json: JsonValue) -> bool:
-    """Whether many specs may be like `json` but for the kvstore, and can share what they hold."""
-    if not isinstance(json, dict) or not isinstance(json.get("kvstore"), dict):
-        return False
-    if "path" in json or "context" in json or not isinstance(json.get("driver"), str):
-        return False
-    kind: DriverKind | None = registry.find("drivers", json["driver"])
-    return kind is not None and kind.shares_members
-
-
-@lru_cache(maxsize=64)
-def _parsed_without_kvstore(
-    json: Spelled,
-) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
-    return _parsed(json.value)
-
-
-def _parsed(
-    json: JsonValue,
-) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
     members = Members(expect_object(json))
     name = members.take_str("driver")
     kind = registry.find("drivers", name)
@@ -484,7 +448,7 @@ def _parsed(
     if driver_rank is not None:
         schema.update(rank=driver_rank)
     if kind.is_adapter:
-        base, below, mode, base_context = members.take_with("base", _base_from_json)
+        base, below, mode, base_context = members.take_with("base", _parsed)
         members.finish()
         driver = kind.from_base(base, base_context, members, schema)
         if below is not None:
@@ -494,12 +458,6 @@ def _parsed(
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context
-
-
-def _base_from_json(
-    json: JsonValue,
-) -> tuple[DriverSpec, IndexTransform | None, OpenMode, Context.Spec | None]:
-    return _from_json(json)
 
 
 def _transform(value: JsonValue) -> IndexTransform:

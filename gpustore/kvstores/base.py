@@ -325,6 +325,18 @@ class KvStoreDriver(abc.ABC):
         """Return the places of values in files or at URLs, without reading them."""
         raise self._unsupported("locating values")
 
+    def plain_file(self, key: str) -> bytes | None:
+        """Return the path of the file with the value of a key, which is to be opened without
+        following links; None if :meth:`read_many` must read the value.
+
+        Raises
+        ------
+        InvalidKeyError
+            If the key is not valid.
+        """
+        del key
+        return None
+
     def key_directory(self, prefix: str) -> KeyDirectory | None:
         """Return the directory of keys that are `prefix`, digits and slashes.
 

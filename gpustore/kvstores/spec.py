@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpustore import registry
@@ -172,6 +173,11 @@ class KvStoreSpec:
         """Return a copy."""
         return self._with_path(self._path)
 
+    def at(self, path: str) -> KvStoreSpec:
+        """Return the same kvstore with another path; raises InvalidKeyError if it is wrong."""
+        _kind(self._driver.id).check_path(path)
+        return self.from_parts(self._driver, path, self._context)
+
     def _with_path(self, path: str) -> KvStoreSpec:
         if path != self._path:
             # What is appended may come from a file: it must not lead out by "..".
@@ -212,6 +218,7 @@ class KvStoreSpec:
         return KvStoreSpec, (self.to_json(),)
 
 
+@cache
 def _kind(name: str) -> DriverKind:
     return cast("DriverKind", registry.find("kvstores", name))
 

@@ -7,6 +7,7 @@
 // memory is touched: a row whose numbers do not fit its buffers is left alone too.
 #include <chrono>
 #include <climits>
+#include <cstring>
 
 #include "decode.h"
 #include "file.h"
@@ -26,6 +27,7 @@ constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for 
 constexpr i64 HEAD_NBYTES = 4096;       // of a Blosc frame: its header and the starts of its blocks
 constexpr int KEY_NBYTES = 4096;
 constexpr int MAX_LEVELS = 4;
+constexpr i64 NO_LINKS = 4;             // RESOLVE_NO_SYMLINKS of openat2(2)
 
 struct Range {
     i64 start, nbytes;
@@ -481,6 +483,17 @@ private:
     char key_[KEY_NBYTES];
 };
 
+// Reads a file whole into memory for `n` bytes, without following links; its status, and its length.
+i64 read_file(const char* name, u8* memory, i64 n, i64& nbytes) {
+    File file;
+    const int error = file.open(AT_FDCWD, name, NO_LINKS);
+    nbytes = 0;
+    if (error) return error == ENOENT || error == ENOTDIR ? MISSING : NOT_DONE;
+    if (file.size() > n || !file.read(memory, file.size(), 0)) return NOT_DONE;
+    nbytes = file.size();
+    return DONE;
+}
+
 Scratch& thread_scratch() {
     static thread_local Scratch scratch;
     return scratch;
@@ -621,4 +634,14 @@ EXPORT void gpustore_core_blosc_streams(
     const gpustore::Encoded* frames, std::int64_t* heads, std::int64_t* blocks, std::int64_t block_count,
     std::int64_t* streams, std::int64_t stream_count) {
     gpustore::BloscFrames(*frames, heads).read_streams(blocks, block_count, streams, stream_count);
+}
+
+// Reads files whole into memory, one behind the other; their names end in 0 each. The two integers of
+// each file are its status and its length.
+EXPORT void gpustore_core_read_files(std::int64_t count, const char* names, unsigned char* memory,
+    std::int64_t nbytes, std::int64_t* two) {
+    for (; count > 0; count--, two += 2, names += std::strlen(names) + 1) {
+        two[0] = gpustore::read_file(names, memory, nbytes, two[1]);
+        memory += two[1], nbytes -= two[1];
+    }
 }

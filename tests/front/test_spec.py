@@ -11,9 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-import gpustore.front.spec as spec_module
-from gpustore import Spec
-from gpustore.errors import GpustoreError
 from tests.matrix import each
 
 PROPERTIES = (
@@ -398,50 +395,3 @@ def test_urls_mean_the_same_to_tensorstore(root, applied, wrong):
         assert ours.to_json() == theirs.to_json()
         assert ours.url == theirs.url
         assert kind(gpustore)(ours.url).url == ours.url
-
-
-KVSTORES = (
-    *({"driver": "memory", "path": "a"}, {"driver": "memory", "path": "b/"}, "memory://c", None),
-    *({"driver": "memory", "path": "../d"}, {"driver": "memory", "other": 1}, {"path": "e"}, {}),
-    {"driver": "memory", "path": "f", "context": {"memory_key_value_store": {}}},
-)
-OTHERS = (
-    *({}, {"dtype": "uint8"}, {"dtype": "uint"}, {"rank": 2}, {"rank": 2.0}, {"rank": True}),
-    *({"path": "x"}, {"create": True}, {"open": 1}, {"field": "x"}, {"other": None}),
-    *({"metadata": {"shape": [2]}}, {"metadata": {"shape": [2.0]}}, {"metadata": {"shape": 2}}),
-    *({"schema": {"rank": 1}, "metadata": {"shape": [2, 3]}}, {"cache_pool": "cache_pool#a"}),
-    *({"transform": {"input_rank": 1}}, {"context": {"cache_pool": {}}}, {"context": 1}),
-    *({"recheck_cached_data": 1}, {"recheck_cached_data": True}, {"recheck_cached_data": "open"}),
-)
-
-
-def parsed(json):
-    try:
-        spec = Spec(json)
-    except GpustoreError as error:
-        return type(error), str(error)
-    return repr(spec.to_json()), spec.open_mode, spec.schema, spec.transform
-
-
-@each("driver", ["zarr2", "zarr3", "zarr", "auto", "json", "n5", 3, None])
-def test_specs_in_other_kvstores_are_parsed_as_if_alone(driver):
-    for other in OTHERS:
-        specs = [{"driver": driver, "kvstore": kvstore, **other} for kvstore in KVSTORES]
-        alone = []
-        for one in specs:
-            spec_module._parsed_without_kvstore.cache_clear()
-            alone.append(parsed(one))
-        assert [parsed(one) for one in [*specs, *specs]] == [*alone, *alone]
-
-
-def test_specs_that_share_what_they_say_change_alone():
-    specs = [
-        Spec({"driver": "zarr3", "kvstore": {"driver": "memory", "path": path}, "dtype": "int8"})
-        for path in "abc"
-    ]
-    specs[0].update(shape=[3], create=True, context={"cache_pool": {}})
-    specs[1].schema.update(rank=4)
-    specs[1].to_json()["kvstore"]["path"] = "d"
-    assert [spec.rank for spec in specs] == [1, None, None]
-    assert [spec.kvstore.path for spec in specs] == ["a/", "b/", "c/"]
-    assert specs[2].open_mode == gpustore.OpenMode(open=True)

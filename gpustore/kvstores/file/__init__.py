@@ -276,6 +276,12 @@ class FileKvStore(KvStoreDriver):
                 result.error[i] = error
         return result
 
+    def plain_file(self, key: str) -> bytes | None:
+        if self._in_place or self._options.mode == "direct" or not self._root.refuses_links:
+            return None
+        self.check_key(key)
+        return key.encode("utf-8", "surrogateescape")
+
     def key_directory(self, prefix: str) -> KeyDirectory | None:
         if self._in_place or self._options.mode == "direct":
             return None

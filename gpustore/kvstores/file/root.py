@@ -173,6 +173,11 @@ class Root:
             self._root_has_link = os.path.realpath(directory) != absolute
         return fd
 
+    @property
+    def refuses_links(self) -> bool:
+        """Whether files are opened by their whole path, in which no part is a link."""
+        return self._openat2 and not self._root_has_link
+
     def key_directory(self, prefix: str) -> KeyDirectory | None:
         """Return the directory of keys with a prefix; None if the kernel does not check links.
 

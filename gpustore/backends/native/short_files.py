@@ -1,0 +1,92 @@
+"""Short files, such as metadata documents, read whole by the native core."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from array import array as numbers
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+from gpustore.backends.native.job import DONE, NOT_DONE
+from gpustore.backends.native.library import library
+
+NBYTES: Final = 16 << 10
+"""Length of the longest file that is read, in bytes."""
+
+
+_USUAL_NBYTES: Final = 2 << 10
+
+
+class _Memory(threading.local):
+    """Memory of one thread."""
+
+    def __init__(self) -> None:
+        self.values = bytearray(NBYTES)
+        self.columns = numbers("q", (0, 0))
+        # Neither is ever resized.
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.values))
+        self.columns_address = self.columns.buffer_info()[0]
+
+
+_memory = _Memory()
+
+
+@cache
+def _core() -> Any:
+    core = library()
+    if core is None:
+        return None
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    types = (number, ctypes.c_char_p, address, number, address)
+    core.gpustore_core_read_files.argtypes = types
+    core.gpustore_core_read_files.restype = None
+    return core.gpustore_core_read_files
+
+
+def read_short_file(name: bytes, limit: int) -> bytes | int:
+    """Read a file whole; no link is followed.
+
+    Parameters
+    ----------
+    name : bytes
+        Path without NUL.
+    limit : int
+        Most bytes of the file.
+
+    Returns
+    -------
+    bytes or int
+        The bytes; otherwise ``MISSING`` without a file, or ``NOT_DONE`` if Python must read it: if
+        the native core is not in use, the file too long or not plainly right.
+    """
+    read = _core()
+    if read is None:
+        return NOT_DONE
+    memory = _memory
+    read(1, name, memory.address, min(limit, NBYTES), memory.columns_address)
+    status, nbytes = memory.columns
+    return bytes(memory.values[:nbytes]) if status == DONE else status
+
+
+def read_short_files(names: Sequence[bytes], limit: int) -> list[bytes | int]:
+    """Read files as :func:`read_short_file`, if all are together not much longer than usual."""
+    read = _core()
+    if read is None:
+        return [NOT_DONE] * len(names)
+    limit = min(limit, NBYTES)
+    values = bytearray(limit + len(names) * _USUAL_NBYTES)
+    columns = numbers("q", bytes(16 * len(names)))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(values))
+    # A byte string ends in 0 too.
+    read(len(names), b"\0".join(names), address, len(values), columns.buffer_info()[0])
+    found: list[bytes | int] = []
+    begin = 0
+    for status, nbytes in zip(columns[::2], columns[1::2]):
+        end = begin + nbytes
+        if status == DONE and nbytes > limit:
+            status = NOT_DONE
+        found.append(bytes(values[begin:end]) if status == DONE else status)
+        begin = end
+    return found
