@@ -468,11 +468,11 @@ class CodecChain:
 
     def check_fill(self, fill_value: NDArray[Any]) -> None:
         """Raise MetadataError if a codec that must preserve the fill value changes it."""
+        keeping = [i for i, s in enumerate(self.stages) if getattr(s, "keeps_fill", False)]
+        if not keeping:
+            return
         value = fill_value.astype(self.layout.dtype).tobytes()
-        last = max(
-            (i for i, s in enumerate(self.stages) if getattr(s, "keeps_fill", False)), default=-1
-        )
-        for stage in self.stages[: last + 1]:
+        for stage in self.stages[: keeping[-1] + 1]:
             if not isinstance(stage, ValueStage):
                 continue
             try:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpustore.backends.native.job import NOT_DONE
-from gpustore.backends.native.short_files import read_short_file
+from gpustore.backends.native.short_files import read_short_file, store_short_file
 from gpustore.drivers._remembered import decoded, encoded
 from gpustore.drivers.format import Format
 from gpustore.errors import GpustoreError, naming_key
 from gpustore.kvstores.base import KvStoreDriver
-from gpustore.kvstores.columns import ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ABSENT, ReadRequest, WriteRequest
 from gpustore.metadata.node import Node
 from gpustore.runtime.cache import Cache, Entry, Space
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.spelled import REMEMBERED_NBYTES
 
@@ -121,12 +122,44 @@ class MetadataFile:
 
         With `anew` the old ones count as deleted.
         """
+        value = encoded(metadata)
+        is_new = generation == ABSENT or anew
         try:
+            if is_new and self._store_plainly(value, generation):
+                return True
             columns = self.store.write_many(
-                WriteRequest([self.key], [encoded(metadata)], [generation], anew=anew)
+                WriteRequest([self.key], [value], [generation], anew=anew)
             )
         finally:
             if self.cache is not None:
                 self.cache.forget(Space(self.store.identity, "metadata"), [self.key])
         columns.raise_first()
         return bool(columns.generation[0])
+
+    def _store_plainly(self, value: bytes, generation: bytes) -> bool:
+        """Let the native core store a document that is new, or replaces one that counts as deleted;
+        return whether it did.
+
+        Raises
+        ------
+        StoreIOError
+            If the document may not have reached the disk.
+        """
+        directories = self.store.write_directories()
+        if directories is None:
+            return False
+        stored = False
+        try:
+            descriptor = directories.open(0, self.key)
+            CancelToken.current().check()
+            if descriptor is not None and descriptor >= 0:
+                version = directories.version(generation)
+                syncs = directories.syncs
+                stored = store_short_file(descriptor, self.key, value, version, syncs=syncs)
+            if stored:
+                directories.changed([0], [self.key])
+        finally:
+            errors = directories.close()
+        if stored and errors:
+            raise errors[0]
+        return stored

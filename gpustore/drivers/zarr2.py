@@ -87,7 +87,10 @@ class Zarr2Format:
 
     def component(self, metadata: Zarr2Metadata) -> Component:
         """Return the opened part of each stored element."""
-        return self.selection.of(metadata.dtype)
+        found: Component | None = metadata.derived.get(self)
+        if found is None:
+            found = metadata.derived[self] = self.selection.of(metadata.dtype)
+        return found
 
     def constraints(self, value: JsonValue) -> Zarr2Constraints:
         """Parse the ``metadata`` member of a spec."""

@@ -103,7 +103,15 @@ class Zarr3Format:
 
     def component(self, metadata: Zarr3Metadata) -> Component:
         """Return the opened part of each stored element."""
-        return self.selection.of(_stored(metadata.data_type, metadata.codecs))
+        return self._element(metadata)[1]
+
+    def _element(self, metadata: Zarr3Metadata) -> tuple[np.dtype[Any], Component]:
+        """Return the type of stored elements, and the opened part of each."""
+        found: tuple[np.dtype[Any], Component] | None = metadata.derived.get(self)
+        if found is None:
+            stored = _stored(metadata.data_type, metadata.codecs)
+            found = metadata.derived[self] = stored, self.selection.of(stored)
+        return found
 
     def constraints(self, value: JsonValue) -> Zarr3Constraints:
         """Parse the ``metadata`` member of a spec."""
@@ -139,8 +147,7 @@ class Zarr3Format:
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
         """Return the array that `metadata` describe."""
         rank, encoding = metadata.rank, metadata.chunk_key_encoding
-        stored = _stored(metadata.data_type, metadata.codecs)
-        component = self.selection.of(stored)
+        stored, component = self._element(metadata)
         check_rank(rank + component.rank)
 
         def missing(dtype: np.dtype[Any]) -> bytes:
@@ -187,8 +194,7 @@ class Zarr3Format:
         """Return the array that `metadata` describe; codecs are those of `first`."""
         if any(isinstance(stage, ShardStage) for stage in first.chain.stages):
             return self.describe(metadata, limits=limits)  # They know the fill value.
-        stored = _stored(metadata.data_type, metadata.codecs)
-        component = self.selection.of(stored)
+        stored, component = self._element(metadata)
         fill, blank = _fill_of(metadata, component, stored, first.chain)
         return first.with_members(
             shape=metadata.shape + component.shape,

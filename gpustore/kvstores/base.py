@@ -141,6 +141,11 @@ class WriteDirectories(Protocol):
             that are must be closed first.
         """
 
+    def version(self, generation: bytes) -> bytes | None:
+        """Return device, inode, time of modification in nanoseconds and size, int64 each, of the
+        file that has a generation; None for :data:`ABSENT`.
+        """
+
     def changed(self, indices: Iterable[int], keys: Sequence[str]) -> None:
         """Record that the files of ``keys[index]`` have got their names."""
 

@@ -20,7 +20,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -409,9 +409,16 @@ def _exact(value: JsonValue, data_type: dtype) -> FillValue:
     if data_type.name in _SUB_BYTE_INT:
         low, high = _SUB_BYTE_INT[data_type.name]
     else:
-        info = np.iinfo(data_type.array_dtype)
-        low, high = int(info.min), int(info.max)
-    return fill_value_array(expect_int(value, low, high, integral_floats=True), data_type)
+        low, high = _bounds(data_type.array_dtype)
+    array = np.array(expect_int(value, low, high, integral_floats=True), data_type.array_dtype)
+    array.flags.writeable = False
+    return array
+
+
+@cache
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def _exact_to_json(value: FillValue, data_type: dtype) -> JsonValue:

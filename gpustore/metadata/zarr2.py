@@ -141,7 +141,9 @@ class Zarr2Metadata(ArrayMetadata):
         return {name: document.pop(name) for name in [*document] if name not in MEMBERS}
 
     def parse_fill_value(self, value: JsonValue) -> FillValue | None:
-        return self._normal(parse_v2_fill_value(value, self.dtype))
+        parsed = parse_v2_fill_value(value, self.dtype)
+        # Only of floating-point numbers can one value be written in several ways.
+        return parsed if self.dtype.kind in "iub" else self._normal(parsed)
 
     def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
         del limits

@@ -156,7 +156,7 @@ class Zarr3Metadata(ArrayMetadata):
         return {"attributes": document.pop("attributes")} if "attributes" in document else {}
 
     def parse_fill_value(self, value: JsonValue) -> FillValue:
-        return self._normal(parse_v3_fill_value(value, self.data_type))
+        return parse_v3_fill_value(value, self.data_type)
 
     def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
         value = members.get("attributes", {})

@@ -494,6 +494,21 @@ i64 read_file(const char* name, u8* memory, i64 n, i64& nbytes) {
     return DONE;
 }
 
+// Stores a value under the lock of its file, in an open directory. `four` integers tell which version of
+// the file there must be, which counts as deleted, and null that there must be none. False if nothing was done.
+bool store_file(i64 directory, const char* key, const u8* value, i64 nbytes, const u8* four, bool sync) {
+    const char* slash = std::strrchr(key, '/');
+    const char* name = slash ? slash + 1 : key;
+    NewFile file;
+    if (!file.create(directory, name)) return false;
+    const bool is_plain = four ? file.replaces(four) : file.is_first();
+    if (is_plain && file.write(value, nbytes) && file.stamp() && (!sync || file.sync()) && file.flush() &&
+        (!four || file.make_room()) && file.rename())
+        return true;
+    file.remove();
+    return false;
+}
+
 Scratch& thread_scratch() {
     static thread_local Scratch scratch;
     return scratch;
@@ -644,4 +659,10 @@ EXPORT void gpustore_core_read_files(std::int64_t count, const char* names, unsi
         two[0] = gpustore::read_file(names, memory, nbytes, two[1]);
         memory += two[1], nbytes -= two[1];
     }
+}
+
+// Stores a value as a new file, or in place of one version of it; 0 if nothing was done.
+EXPORT std::int64_t gpustore_core_store_file(std::int64_t directory, const char* key,
+    const unsigned char* value, std::int64_t nbytes, const unsigned char* four, std::int64_t sync) {
+    return gpustore::store_file(directory, key, value, nbytes, four, sync);
 }

@@ -14,6 +14,17 @@
 
 namespace gpustore {
 
+// Writes down what tells one version of a file from another.
+inline void write_generation(const struct stat& status, i64* four) {
+#ifdef __APPLE__
+    const timespec& time = status.st_mtimespec;
+#else
+    const timespec& time = status.st_mtim;
+#endif
+    four[0] = static_cast<i64>(status.st_dev), four[1] = static_cast<i64>(status.st_ino);
+    four[2] = time.tv_sec * 1'000'000'000 + time.tv_nsec, four[3] = status.st_size;
+}
+
 class File {
 public:
     File() = default;
@@ -44,16 +55,7 @@ public:
 
     i64 size() const { return size_; }
 
-    // Writes down what tells one version of the file from another.
-    void generation(i64* four) const {
-#ifdef __APPLE__
-        const timespec& time = status_.st_mtimespec;
-#else
-        const timespec& time = status_.st_mtim;
-#endif
-        four[0] = static_cast<i64>(status_.st_dev), four[1] = static_cast<i64>(status_.st_ino);
-        four[2] = time.tv_sec * 1'000'000'000 + time.tv_nsec, four[3] = size_;
-    }
+    void generation(i64* four) const { write_generation(status_, four); }
 
     // Reads exactly `n` bytes at `offset`, which must lie inside the file.
     bool read(u8* to, i64 n, i64 offset) const {

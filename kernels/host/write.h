@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "encode.h"
+#include "file.h"
 #include "place.h"
 
 namespace gpustore {
@@ -105,6 +106,30 @@ public:
         do failed = fsync(fd_);
         while (failed && errno == EINTR);
         return !failed;
+    }
+
+    // Whether nothing has the name yet.
+    bool is_first() const {
+        struct stat named;
+        return fstatat(directory_, name_, &named, AT_SYMLINK_NOFOLLOW) && errno == ENOENT;
+    }
+
+    // Whether the name is that of one version of a file: see File::generation().
+    bool replaces(const u8* four) const {
+        struct stat named;
+        i64 found[4];
+        if (fstatat(directory_, name_, &named, AT_SYMLINK_NOFOLLOW) || !S_ISREG(named.st_mode)) return false;
+        write_generation(named, found);
+        return !std::memcmp(found, four, sizeof found);
+    }
+
+    // Takes the name away from an old file.
+    bool make_room() const { return !unlinkat(directory_, name_, 0) || errno == ENOENT; }
+
+    // Some file systems tell only when a file is closed that they have no room; the lock is held on.
+    bool flush() const {
+        const int copy = fcntl(fd_, F_DUPFD_CLOEXEC, 0);
+        return copy >= 0 && !::close(copy);
     }
 
     bool rename() {

@@ -11,8 +11,9 @@ import pytest
 
 import gpustore
 from gpustore import registry
+from gpustore.backends.native.short_files import store_short_file
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.drivers import _remembered
+from gpustore.drivers import _metadata_file, _remembered
 from gpustore.errors import AlreadyExistsError
 from tests.drivers import parity
 from tests.drivers.parity import (
@@ -619,11 +620,22 @@ def test_shape(driver, shape, tmp_path):
 # ---- steps of creating an array
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("driver", KEYS)
-def test_creating_anew_syncs_the_metadata_and_their_directory_once(tmp_path, monkeypatch, driver):
+def test_creating_anew_syncs_the_metadata_and_their_directory_once(
+    tmp_path, monkeypatch, driver, native
+):
     created(gpustore, tmp_path, driver)
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+
+    def store(directory, key, *value, syncs):
+        stored = native and store_short_file(directory, key, *value, syncs=syncs)
+        if stored and syncs:
+            synced.append(f"{key}.")
+        return stored
+
+    monkeypatch.setattr(_metadata_file, "store_short_file", store)
     opened(gpustore, tmp_path, driver, create=True, delete_existing=True, dtype="uint8", shape=[6])
     metadata, directory = synced
     assert metadata.startswith(f"{tmp_path}/a/{KEYS[driver]}.")

@@ -1,4 +1,4 @@
-"""Short files, such as metadata documents, read whole by the native core."""
+"""Short files, such as metadata documents, read and stored whole by the native core."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def _core() -> Any:
     types = (number, ctypes.c_char_p, address, number, address)
     core.gpustore_core_read_files.argtypes = types
     core.gpustore_core_read_files.restype = None
-    return core.gpustore_core_read_files
+    text = ctypes.c_char_p
+    core.gpustore_core_store_file.argtypes = (number, text, text, number, text, number)
+    core.gpustore_core_store_file.restype = number
+    return core
 
 
 def read_short_file(name: bytes, limit: int) -> bytes | int:
@@ -61,26 +64,28 @@ def read_short_file(name: bytes, limit: int) -> bytes | int:
         The bytes; otherwise ``MISSING`` without a file, or ``NOT_DONE`` if Python must read it: if
         the native core is not in use, the file too long or not plainly right.
     """
-    read = _core()
-    if read is None:
+    core = _core()
+    if core is None:
         return NOT_DONE
     memory = _memory
-    read(1, name, memory.address, min(limit, NBYTES), memory.columns_address)
+    nbytes = min(limit, NBYTES)
+    core.gpustore_core_read_files(1, name, memory.address, nbytes, memory.columns_address)
     status, nbytes = memory.columns
     return bytes(memory.values[:nbytes]) if status == DONE else status
 
 
 def read_short_files(names: Sequence[bytes], limit: int) -> list[bytes | int]:
     """Read files as :func:`read_short_file`, if all are together not much longer than usual."""
-    read = _core()
-    if read is None:
+    core = _core()
+    if core is None:
         return [NOT_DONE] * len(names)
     limit = min(limit, NBYTES)
     values = bytearray(limit + len(names) * _USUAL_NBYTES)
     columns = numbers("q", bytes(16 * len(names)))
     address = ctypes.addressof(ctypes.c_char.from_buffer(values))
     # A byte string ends in 0 too.
-    read(len(names), b"\0".join(names), address, len(values), columns.buffer_info()[0])
+    text, place = b"\0".join(names), columns.buffer_info()[0]
+    core.gpustore_core_read_files(len(names), text, address, len(values), place)
     found: list[bytes | int] = []
     begin = 0
     for status, nbytes in zip(columns[::2], columns[1::2]):
@@ -90,3 +95,33 @@ def read_short_files(names: Sequence[bytes], limit: int) -> list[bytes | int]:
         found.append(bytes(values[begin:end]) if status == DONE else status)
         begin = end
     return found
+
+
+def store_short_file(
+    directory: int, key: str, value: bytes, replaced: bytes | None, *, syncs: bool
+) -> bool:
+    """Store a value as a file under the lock of its key, if nobody else has that.
+
+    Parameters
+    ----------
+    directory : int
+        Descriptor of the directory of the key.
+    key : str
+    value : bytes
+    replaced : bytes or None
+        Device, inode, time of modification in nanoseconds and size, int64 each, of the file that
+        counts as deleted; None if there must be none.
+    syncs : bool
+        Whether the bytes must reach the disk before the file gets its name.
+
+    Returns
+    -------
+    bool
+        False if nothing was done, and Python must do it.
+    """
+    core = _core()
+    if core is None:
+        return False
+    name = key.encode("utf-8", "surrogateescape")
+    stored = core.gpustore_core_store_file(directory, name, value, len(value), replaced, syncs)
+    return bool(stored)

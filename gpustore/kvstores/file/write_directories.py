@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpustore.errors import GpustoreError
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.file.directory import Directories
 from gpustore.kvstores.file.key import is_plain
 
@@ -58,6 +59,9 @@ class FileWriteDirectories:
         self._open[parent] = descriptor
         self._last = parent, descriptor
         return descriptor
+
+    def version(self, generation: bytes) -> bytes | None:
+        return None if generation == ABSENT else generation[1:]
 
     def changed(self, indices: Iterable[int], keys: Sequence[str]) -> None:
         last, found = None, []
