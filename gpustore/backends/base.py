@@ -269,12 +269,13 @@ class Sink(Protocol):
         chain: CodecChain,
         file_system: Callable[[], int | None],
         file_nbytes: int | None,
-    ) -> Callable[[int], StagingPart] | None:
+    ) -> tuple[Callable[[int], StagingPart], int] | None:
         """Return what makes the part of one task, as :meth:`part`, from its number of values.
 
-        None if the native core must not fill the parts with values of files of at most
-        `file_nbytes` bytes, of the file system whose number `file_system` returns. Both are None if
-        they are not known.
+        The number beside it is that of the values which have room in staging memory together. None
+        if the native core must not fill the parts with values of files of at most `file_nbytes`
+        bytes, of the file system whose number `file_system` returns. Both are None if they are not
+        known.
         """
 
     def run(

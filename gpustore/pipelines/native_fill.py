@@ -30,7 +30,7 @@ from gpustore.planning.window import PlanWindow, Points
 from gpustore.runtime.cancel_token import CancelToken
 
 PIECE_ROWS = 64, 512
-"""Fewest and most rows that a thread takes at once, as long as there are enough."""
+"""Fewest and most rows that one of many threads takes at once, as long as there are enough."""
 
 _Windows = Callable[[RowTable, Sequence[int]], Iterable[tuple[int, PlanWindow]]]
 
@@ -44,17 +44,36 @@ def fill_tasks(
     if native is None or not rows:
         return None
     file_nbytes = None if array.levels else array.chain.encoded_bound
-    parts = sink.staging_parts(array.chain, array.file_system, file_nbytes)
-    if parts is None:
+    staging = sink.staging_parts(array.chain, array.file_system, file_nbytes)
+    if staging is None:
         return None
+    parts, together = staging
     reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
     if reads_ranges and isinstance(plan, CopyPlan) and plan.block.partial:
         return None
     threads = array.fewer_parts(min(array.executor.limit, rows), rows)
     if native.decodes:
         threads = max(1, min(threads, int(rows * array.chain.decode_s / SPLIT_S)))
-    filling = NativeFill(array, native, plan, sink, parts, threads, by_element=by_element)
+    step = _piece_rows(array, native, sink, rows, together, threads)
+    filling = NativeFill(array, native, plan, sink, parts, step, by_element=by_element)
     return [filling.work] * threads
+
+
+def _piece_rows(
+    array: ChunkedArray, native: NativeArray, sink: Sink, rows: int, together: int, threads: int
+) -> int:
+    """Return how many of all rows a thread takes at once, of which staging memory has `together`.
+
+    Each piece costs a few tenths of a millisecond in Python. So few threads take larger ones, as
+    long as each gets some of every submission.
+    """
+    fewest, most = PIECE_ROWS
+    most = min(most, max(1, (sink.nbytes or 1) // max(1, array.chain.layout.nbytes)))
+    if native.decodes:  # Few long chunks, perhaps, which all threads share.
+        fewest = 1
+    else:
+        most = max(most, together // (2 * threads))
+    return max(1, min(most, max(fewest, -(-rows // (2 * threads)))))
 
 
 def _whole_rows(table: RowTable, plan: ChunkPlan, layout: ChunkBytes) -> NDArray[np.bool_] | None:
@@ -79,8 +98,8 @@ class NativeFill:
     sink : Sink
     parts : callable
         Makes the part of one task (:meth:`gpustore.backends.base.Sink.staging_parts`).
-    threads : int
-        Number of threads that will call :meth:`work`.
+    step : int
+        Number of rows that a thread takes at once.
     by_element : bool
         Whether elements of regions are gathered one by one.
     """
@@ -92,7 +111,7 @@ class NativeFill:
         plan: ChunkPlan | CopyPlan,
         sink: Sink,
         parts: Callable[[int], StagingPart],
-        threads: int,
+        step: int,
         *,
         by_element: bool,
     ) -> None:
@@ -112,11 +131,7 @@ class NativeFill:
         else:
             self._strides = plan.source.src_stride, plan.source.dst_stride
             self._windows = plan.rows_of
-        fewest, most = PIECE_ROWS
-        if native.decodes:  # Few long chunks, perhaps, which all threads share.
-            fewest = 1
-        most = min(most, max(1, (sink.nbytes or 1) // max(1, array.chain.layout.nbytes)))
-        self._step = max(1, min(most, max(fewest, -(-len(plan) // (2 * threads)))))
+        self._step = step
         self._lock = threading.Lock()
         self._directory: KeyDirectory | None = None
         self._pieces = self._split(plan.tables(1, max(1, len(plan))))

@@ -37,14 +37,15 @@ class DeviceSink(Submissions):
     ) -> DevicePart:
         """Make the part of one task; see :meth:`gpustore.backends.base.Sink.part`."""
         del blocks, native  # They place elements in host memory.
-        return DevicePart(self, chain, rows)
+        fetched = self.extent.piece_nbytes // max(1, chain.layout.nbytes)
+        return DevicePart(self, chain, min(rows, fetched))
 
     def staging_parts(
         self,
         chain: CodecChain,
         file_system: Callable[[], int | None],
         file_nbytes: int | None,
-    ) -> Callable[[int], DevicePart] | None:
+    ) -> tuple[Callable[[int], DevicePart], int] | None:
         """Return what makes the part of one task, which the native core fills; None for none.
 
         Values that may go straight to the device are fetched in Python.
@@ -52,7 +53,7 @@ class DeviceSink(Submissions):
         is_direct = self.decodes(chain) and may_be_direct(chain, file_nbytes)
         if is_direct and self.files.may_be_direct(file_system):
             return None
-        return partial(DevicePart, self, chain)
+        return partial(DevicePart, self, chain), self.extent.buffer_rows
 
     def run(
         self,

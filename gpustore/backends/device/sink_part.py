@@ -64,8 +64,7 @@ class DevicePart:
         self._sink = sink
         self._chain = chain
         self._by_host = not sink.decodes(chain)
-        nbytes = max(1, chain.layout.nbytes)
-        self._rows = max(1, min(rows, sink.extent.piece_nbytes // nbytes, sink.extent.rows))
+        self._rows = max(1, min(rows, sink.extent.rows))
         self._reads_directly = not self._by_host and may_be_direct(chain)
         self._filled: Submission | None = None
         self._direct: DirectReads | None = None
@@ -154,7 +153,8 @@ class DevicePart:
             is_empty = not buffer.used
             wanted = files.table
             if len(rows) < wanted.rows:
-                wanted = RowTable.of_cells(wanted.columns().cells[:, rows])
+                some = slice(lo, hi) if len(rows) == hi - lo else rows
+                wanted = RowTable.of_cells(wanted.columns().cells[:, some])
             limit = buffer.begin_fill()
             try:
                 fetched = fetch_files(files.array, wanted, buffer.memory, limit, files.directory)
