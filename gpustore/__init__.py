@@ -60,7 +60,8 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import STATISTICS as statistics
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema

@@ -45,7 +45,8 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import attributed
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema

@@ -53,7 +53,8 @@ from gpustore.runtime.batch import Batch
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec

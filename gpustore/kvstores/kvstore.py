@@ -31,7 +31,8 @@ from gpustore.kvstores.spec import KvStoreSpec, append_component, as_text
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
-from gpustore.runtime.future import Future, Promise, ready
+from gpustore.runtime.future import Future, ready
+from gpustore.runtime.promise import Promise
 from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from gpustore.kvstores import result
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.kvstores.columns import ReadColumns, ReadRequest, ReadState
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Promise
+from gpustore.runtime.promise import Promise
 
 _STATE_NAMES: dict[ReadState, result.ReadResultState] = {
     ReadState.UNSPECIFIED: "unspecified",

@@ -25,7 +25,8 @@ from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.read_many import merge_reads, plan_many, read_regions
 from gpustore.planning.copy_plan import CopyPlan
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import Operation, attributed
 
 MOST_ROWS = 1 << 20

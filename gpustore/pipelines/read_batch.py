@@ -29,7 +29,8 @@ from gpustore.pipelines.read import read, strided_read
 from gpustore.pipelines.strided_reads import Asked, begin_batch
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.runtime.batch import Batch
-from gpustore.runtime.future import Future, Promise, new
+from gpustore.runtime.future import Future, new
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import Operation
 
 

@@ -35,7 +35,8 @@ from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import wait_at_exit
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.future import Future, Promise, epoch
+from gpustore.runtime.future import Future, epoch
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import Operation, attributed
 
 PLANNED_ROWS = 4096

@@ -31,12 +31,12 @@ from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import (
     Future,
-    Promise,
     epoch,
     new,
     report,
     thread_state,
 )
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import CURRENT
 
 T = TypeVar("T")

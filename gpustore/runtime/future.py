@@ -1,4 +1,4 @@
-"""Results of operations under way: :class:`Future` and :class:`Promise`.
+"""Results of operations under way: :class:`Future`.
 
 A Future has TensorStore's interface and semantics: ``result``, ``exception``, ``done``,
 ``cancel``, callbacks, and ``await`` in any running :mod:`asyncio` loop. It is in one of three
@@ -510,72 +510,6 @@ class Future(Generic[T]):
                 with self._lock:
                     self._waiters = tuple([one for one in self._waiters if one is not waiter])
         return woken
-
-
-class Promise(Generic[T]):
-    """Producer's end of a Future; made by :meth:`new`.
-
-    The Future of a promise that is dropped without an outcome fails with ``ValueError: UNKNOWN``.
-    """
-
-    __slots__ = ("_future", "_handed_over")
-
-    _future: Future[T]
-    _handed_over: bool
-
-    @staticmethod
-    def new() -> tuple[Promise[T], Future[T]]:
-        """Return a promise and its Future.
-
-        >>> promise, future = Promise.new()
-        >>> promise.set_result(5)
-        >>> future.result()
-        5
-        """
-        promise: Promise[T] = Promise()
-        promise._future = new()
-        promise._handed_over = False
-        return promise, promise._future
-
-    def set_result(self, result: T) -> None:
-        """Finish with `result`; does nothing if the Future is done, for instance cancelled."""
-        self._future._finish(result, None)
-
-    def set_exception(self, exception: BaseException) -> None:
-        """Finish with an error; does nothing if the Future is done."""
-        if not isinstance(exception, BaseException):
-            raise TypeError(f"set_exception: expected an exception, but received: {exception!r}")
-        self._future._finish(None, exception)
-
-    def offer(self, early: Callable[[], tuple[T] | None]) -> None:
-        """Have :meth:`Future.on_stream` call `early`; it awaits the result if that returns None."""
-        self._future._early = early
-
-    def follow(self, future: Future[T]) -> None:
-        """Finish as `future` does; cancelling this promise's Future cancels `future`."""
-        self.hand_over()._follow(future)
-
-    def hand_over(self) -> Future[T]:
-        """Return the Future to code that will finish it; the promise may be dropped from now on."""
-        self._handed_over = True
-        return self._future
-
-    def __del__(self) -> None:
-        if getattr(self, "_handed_over", True) or self._future._done:
-            return
-        future = self._future
-        error = ValueError("UNKNOWN: the promise was dropped before it was given a result")
-        # The garbage collector may call this on a thread that holds any of our locks. So: no
-        # waiting for a lock and no callbacks here; a new thread does what cannot be done at once.
-        if not future._callbacks and future._lock.acquire(blocking=False):
-            dropped = not future._done
-            if dropped:
-                future._error, future._done = error, True
-            future._lock.release()
-            if dropped:
-                future._announce()
-        else:
-            threading.Thread(target=future._finish, args=(None, error), daemon=True).start()
 
 
 def new(epoch: int | None = None) -> Future[Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import CURRENT, Statistics, attributed
 
 

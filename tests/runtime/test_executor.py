@@ -15,7 +15,7 @@ import pytest
 from gpustore.runtime import executor as executor_module
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import Executor, reset_after_fork, shared
-from gpustore.runtime.future import Promise
+from gpustore.runtime.promise import Promise
 from tests.matrix import each
 from tests.waiting import wait_until
 
@@ -559,7 +559,8 @@ def test_child_of_a_fork_can_use_the_pool_at_once():
         from gpustore.runtime.context import Context
         from gpustore.errors import ForkError
         from gpustore.runtime.executor import shared
-        from gpustore.runtime.future import Future, Promise
+        from gpustore.runtime.future import Future
+        from gpustore.runtime.promise import Promise
         from gpustore.runtime.statistics import STATISTICS
 
         release = threading.Event()

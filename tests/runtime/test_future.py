@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import tensorstore
 
-from gpustore.runtime import future as gpustore_future
+import gpustore
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, Promise, failed, ready
+from gpustore.runtime.future import Future, failed, ready
+from gpustore.runtime.promise import Promise
 
 
-@pytest.fixture(params=[gpustore_future, tensorstore], ids=["gpustore", "tensorstore"])
+@pytest.fixture(params=[gpustore, tensorstore], ids=["gpustore", "tensorstore"])
 def api(request):
     return request.param
 

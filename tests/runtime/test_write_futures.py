@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gpustore.runtime.future import Promise
+from gpustore.runtime.promise import Promise
 from gpustore.runtime.write_futures import WriteFutures
 
 

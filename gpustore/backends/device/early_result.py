@@ -14,7 +14,7 @@ from typing import Any
 from gpustore.backends.device.submission import Submission
 from gpustore.device.protocol import Device, Event, Stream
 from gpustore.errors import DeviceError
-from gpustore.runtime.future import Promise
+from gpustore.runtime.promise import Promise
 
 
 class EarlyResult:

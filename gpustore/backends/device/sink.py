@@ -11,7 +11,8 @@ from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.backends.device.submissions import Submissions
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, Promise
+from gpustore.runtime.future import Future
+from gpustore.runtime.promise import Promise
 
 if TYPE_CHECKING:
     from gpustore.backends.native.array import NativeArray
