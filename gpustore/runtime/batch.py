@@ -70,10 +70,19 @@ class Batch:
 
         A read that names the batch afterwards raises MetadataError.
         """
-        with self._lock:
-            groups, self._groups = self._groups, None
-        for group in (groups or {}).values():
-            group.start()
+        groups: dict[Hashable, _Group[Any]] | None = None
+        begun = 0
+        try:
+            with self._lock:
+                groups, self._groups = self._groups, None
+            for group in (groups or {}).values():
+                group.start()
+                begun += 1
+        except BaseException:  # Ctrl-C: nobody else would finish the others.
+            for group in [*(groups or {}).values()][begun:]:
+                for future in group.futures:
+                    future.cancel()
+            raise
 
     def explain(self) -> list[Any]:
         """Estimate the work of the reads of arrays that the batch holds.

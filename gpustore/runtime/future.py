@@ -220,10 +220,14 @@ class Future(Generic[T]):
 
     def force(self) -> None:
         """Start the operation if it is deferred."""
-        task = self._claim()
-        if task is not None:
-            self._epoch = _epoch
-            task.begin(self)
+        try:
+            task = self._claim()
+            if task is not None:
+                self._epoch = _epoch
+                task.begin(self)
+        except KeyboardInterrupt:  # Nobody else begins a task that was claimed.
+            self.cancel()
+            raise
 
     def result(self, timeout: float | None = None, deadline: float | None = None) -> T:
         """Wait for the operation and return its result.
@@ -452,23 +456,24 @@ class Future(Generic[T]):
 
     def _wait(self, timeout: float | None, deadline: float | None) -> None:
         """Return when done; if there is no time limit, a deferred task runs here, or a part."""
-        if timeout is None and deadline is None:
-            task = self._claim()
-            if task is not None:
-                self._run(task.now)
-                del task
-                if self._done:
-                    return
-            seconds = -1.0
-        else:
-            self.force()
-            seconds = _seconds(timeout, deadline)
-        self._check_epoch()
-        crew = thread_state.crew
-        if crew is not None:
-            crew.begin_wait()
-        help_ = self._help if seconds < 0 and crew is None else None
+        crew = None
         try:
+            if timeout is None and deadline is None:
+                task = self._claim()
+                if task is not None:
+                    self._run(task.now)
+                    del task
+                    if self._done:
+                        return
+                seconds = -1.0
+            else:
+                self.force()
+                seconds = _seconds(timeout, deadline)
+            self._check_epoch()
+            crew = thread_state.crew
+            if crew is not None:
+                crew.begin_wait()
+            help_ = self._help if seconds < 0 and crew is None else None
             if help_ is not None:
                 help_()
             if not self._done and not self._block(seconds) and not self._done:

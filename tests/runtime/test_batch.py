@@ -13,6 +13,7 @@ import tensorstore as ts
 import gpustore
 from gpustore.errors import GpustoreError, MetadataError, StoreIOError
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.runtime.future import new
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 
 LIBRARIES = pytest.mark.parametrize("library", [gpustore, ts], ids=["gpustore", "tensorstore"])
@@ -256,3 +257,21 @@ def test_many_threads_may_fill_one_batch():
         assert future.result().tolist() == [i, i + 1, i + 2]
     with pytest.raises(MetadataError, match="already submitted"):
         store.read(batch=batch)
+
+
+def test_ctrl_c_while_a_batch_is_submitted_cancels_the_reads_that_have_not_begun():
+    batch, futures = gpustore.Batch(), [new() for _ in range(4)]
+
+    def interrupted(items):
+        raise KeyboardInterrupt
+
+    begin = futures[0]._finish
+    for key, run, future in zip(
+        "abbc", (lambda _: begin(1, None), interrupted, interrupted, None), futures, strict=True
+    ):
+        batch._join(key, run, key, future)
+    with pytest.raises(KeyboardInterrupt):
+        batch.submit()
+    assert [future.cancelled() for future in futures] == [False, True, True, True]
+    assert futures[0].result() == 1
+    batch.submit()
