@@ -85,7 +85,8 @@ class KeyDirectory:
     descriptor : int
         Descriptor of the directory, owned by this object; ``AT_FDCWD``, or -1 for none.
     resolve : int
-        Flag ``resolve`` of ``openat2(2)`` with which files must be opened there.
+        Flag ``resolve`` of ``openat2(2)`` with which files must be opened there; 0 where the system
+        has no ``openat2``: then no component of their paths may be a link.
     prefix : bytes
         Beginning of the paths of the files, from the directory on.
     generation : callable

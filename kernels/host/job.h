@@ -102,7 +102,7 @@ struct Points {
 
 struct Job {
     const Array* array;
-    i64 directory, resolve;   // descriptor that keys are relative to; flags of openat2
+    i64 directory, resolve;   // descriptor that keys are relative to; flags of openat2, 0 without it
     const char* prefix;       // of all keys
     i64 units;                // groups of rows that share a key
     const i64* unit;          // units + 1 edges in the rows

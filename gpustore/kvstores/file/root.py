@@ -179,14 +179,12 @@ class Root:
         return self._openat2 and not self._root_has_link
 
     def key_directory(self, prefix: str) -> KeyDirectory | None:
-        """Return the directory of keys with a prefix; None if the kernel does not check links.
+        """Return the directory of keys with a prefix; None if their root is not a directory.
 
         Files are opened there without following links, as in step 1 of :meth:`open`. If the
         directory cannot be opened, neither can they.
         """
-        if not self._openat2:
-            return None
-        if not self._root_has_link:
+        if self._openat2 and not self._root_has_link:
             name = prefix.encode("utf-8", "surrogateescape")
             return KeyDirectory(_AT_FDCWD, _RESOLVE_NO_SYMLINKS, name, _pack_generation)
         directory = self.directory_of(f"{prefix}0")
@@ -194,7 +192,8 @@ class Root:
             return None
         descriptor = max(_open(directory, DIRECTORY_FLAGS), -1)
         name = prefix[len(directory) :].encode("utf-8", "surrogateescape")
-        return KeyDirectory(descriptor, _RESOLVE_NO_SYMLINKS, name, _pack_generation)
+        resolve = _RESOLVE_NO_SYMLINKS if self._openat2 else 0
+        return KeyDirectory(descriptor, resolve, name, _pack_generation)
 
     def _open_resolved(self, key: str, flags: int) -> int:
         directory = self.directory_of(key)

@@ -31,7 +31,8 @@ from tests.pipelines.arrays import BYTES, GZIP, make_array
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
 
-NO_SYMLINKS = 0x04
+NO_SYMLINKS, WALK = 0x04, 0
+OPENINGS = {"openat2": NO_SYMLINKS, "walk": WALK}
 GUARD = 128
 WANTED = CancelToken()
 VALUES = np.arange(1, 25, dtype="<u2").reshape(4, 6)
@@ -68,7 +69,17 @@ def put(folder, chain=(BYTES,), value=None):
     return array
 
 
-def read(stored, rows, *, edges=None, points=(), prefix=b"c/", src=STRIDES, dst=STRIDES):
+def read(
+    stored,
+    rows,
+    *,
+    edges=None,
+    points=(),
+    prefix=b"c/",
+    src=STRIDES,
+    dst=STRIDES,
+    resolve=NO_SYMLINKS,
+):
     """Read rows into memory of the size of a chunk; return that, and the rows left alone."""
     folder, array = stored
     columns = [[row["cell"][d] for row in rows] for d in range(2)]
@@ -86,9 +97,7 @@ def read(stored, rows, *, edges=None, points=(), prefix=b"c/", src=STRIDES, dst=
     guarded = np.full(GUARD + VALUES.nbytes + GUARD, 0xA5, np.uint8)
     flat = guarded[GUARD:-GUARD]
     memory = HostMemory(flat.view("<u2"), flat, 0, dst)
-    directory = KeyDirectory(
-        os.open(folder, os.O_RDONLY | os.O_DIRECTORY), NO_SYMLINKS, prefix, bytes
-    )
+    directory = KeyDirectory(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), resolve, prefix, bytes)
     job = Job.of(array.native, table, [src], [dst], [memory], directory, 1)
     assert job.read(WANTED) == ENDED
     assert (guarded[:GUARD] == 0xA5).all()
@@ -214,9 +223,10 @@ def test_more_dimensions_than_there_can_be(stored):
 # --------------------------------------------------------------------------- names and files
 
 
-def test_keys_that_are_too_long(stored):
-    for prefix in (b"x" * 300 + b"/", b"x/" * 2040, b"x/" * 3000):
-        found, left = read(stored, [ROW], prefix=prefix)
+@each("opening", OPENINGS)
+def test_keys_that_are_too_long(stored, opening):
+    for prefix in (b"x" * 300 + b"/", b"c/" + b"x" * 256 + b"/", b"x/" * 2040, b"x/" * 3000):
+        found, left = read(stored, [ROW], prefix=prefix, resolve=OPENINGS[opening])
         assert left == [0]
         assert (found == 0xA5).all()
 
@@ -277,25 +287,54 @@ FILES = {
 }
 
 
+@each("opening", OPENINGS)
 @each("name", FILES)
-def test_files_that_are_no_plain_files_are_left_alone(name, tmp_path):
+def test_files_that_are_no_plain_files_are_left_alone(name, opening, tmp_path):
     array = put(tmp_path)
     path = tmp_path / "c" / "0" / "0"
     path.unlink()
     FILES[name](path)
     before = os.listdir("/proc/self/fd")
-    found, left = read((tmp_path, array), [ROW])
+    found, left = read((tmp_path, array), [ROW], resolve=OPENINGS[opening])
     assert left == [0]
     assert (found == 0xA5).all()
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_file_where_a_directory_should_be_is_a_missing_chunk(tmp_path):
+@each("opening", OPENINGS)
+def test_a_file_where_a_directory_should_be_is_a_missing_chunk(tmp_path, opening):
     array = put(tmp_path)
     (tmp_path / "c" / "1").write_bytes(b"")
-    found, left = read((tmp_path, array), [ROW | {"cell": (1, 0)}])
+    rows = [ROW | {"cell": (1, 0)}, ROW | {"cell": (2, 0)}, ROW | {"cell": (0, 1)}]
+    found, left = read((tmp_path, array), rows, resolve=OPENINGS[opening])
     assert left == []
     assert not found.any()
+
+
+def test_a_walk_reads_the_same_and_leaves_no_descriptor(stored):
+    before = os.listdir("/proc/self/fd")
+    found, left = read(stored, [ROW], resolve=WALK)
+    assert left == []
+    assert found.tobytes() == VALUES.tobytes()
+    assert os.listdir("/proc/self/fd") == before
+
+
+@each("prefix", [b"../", b"c/../c/", b"./c/", b"/c/", b"c//", b"/"])
+def test_a_walk_goes_down_only(stored, prefix):
+    found, left = read(stored, [ROW], prefix=prefix, resolve=WALK)
+    assert left == [0]
+    assert (found == 0xA5).all()
+
+
+def test_a_walk_through_a_directory_that_may_not_be_listed(tmp_path):
+    array = put(tmp_path)
+    (tmp_path / "c").chmod(0o100)
+    try:
+        found, left = read((tmp_path, array), [ROW], resolve=WALK)
+    finally:
+        (tmp_path / "c").chmod(0o700)
+    assert left == []
+    assert found.tobytes() == VALUES.tobytes()
 
 
 def test_no_descriptors_are_left_for_the_process(stored):

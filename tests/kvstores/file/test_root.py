@@ -2,11 +2,14 @@
 
 import os
 
+import numpy as np
 import pytest
 
+import gpustore
+from gpustore import native_core
 from gpustore.errors import StoreIOError
 from gpustore.kvstores.columns import ReadRequest, WriteRequest
-from gpustore.kvstores.file import root
+from gpustore.kvstores.file import FileKvStore, root
 from gpustore.kvstores.file.root import READ_FLAGS, Root
 from gpustore.kvstores.kvstore import KvStore
 
@@ -153,3 +156,30 @@ def test_directory_that_a_key_must_stay_in(root, key, directory):
 
 def test_missing_file_is_a_negative_errno(tmp_path):
     assert Root(f"{tmp_path}/").open(f"{tmp_path}/none", READ_FLAGS) == -2
+
+
+@pytest.mark.skipif(not native_core().in_use, reason="no native core")
+@pytest.mark.parametrize("root", ["store/", "link/"])
+def test_the_native_core_reads_chunks_beneath_the_root(place, root, monkeypatch):
+    """Chunks behind links are read in Python, which refuses those that lead out."""
+    spec = {"driver": "zarr3", "kvstore": f"file://{place}/{root}"}
+    store = gpustore.open(spec, create=True, dtype="uint16", shape=[64], chunks=[1]).result()
+    store.write(np.arange(1, 65, dtype="u2")).result()
+    in_python = []
+    read_many = FileKvStore.read_many
+    monkeypatch.setattr(
+        FileKvStore,
+        "read_many",
+        lambda self, request: in_python.extend(request.keys) or read_many(self, request),
+    )
+    assert np.array_equal(store.read().result(), np.arange(1, 65, dtype="u2"))
+    assert in_python == []
+    chunks = place / "store" / "c"
+    (chunks / "3").rename(chunks / "3.moved")
+    (chunks / "3").symlink_to("3.moved")
+    assert np.array_equal(store.read().result(), np.arange(1, 65, dtype="u2"))
+    assert len(in_python) == 1
+    (chunks / "3").unlink()
+    (chunks / "3").symlink_to("../../secret/file")
+    with pytest.raises(StoreIOError, match="leads out of the store"):
+        store.read().result()
