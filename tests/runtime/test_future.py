@@ -571,6 +571,29 @@ def test_ctrl_c_cancels_queued_work(make):
     assert done.stdout.splitlines() == ["interrupted", "cancelled", "begun []"]
 
 
+class Interrupted:
+    """A deferred task; Ctrl-C arrives when it has been claimed and has not begun."""
+
+    @property
+    def now(self):
+        raise KeyboardInterrupt
+
+    def begin(self, future):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "use", [Future.result, Future.force, Future.done, lambda future: future.result(timeout=1)]
+)
+def test_a_task_that_was_claimed_when_ctrl_c_came_is_cancelled(use):
+    """Nobody else would finish it, and other threads may wait for it."""
+    future = gpustore_future.new()
+    future._deferred = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        use(future)
+    assert future.cancelled()
+
+
 # ------------------------------------------------------- taken for its result
 
 
@@ -606,26 +629,3 @@ def test_a_future_shows_its_state_and_result(executor):
     shown = "<gpustore.Future, done: ndarray of shape (3,) and type float64>"
     assert repr(ready(np.zeros(3))) == shown
     assert repr(ready(None)) == "<gpustore.Future, done: NoneType>"
-
-
-class Interrupted:
-    """A deferred task; Ctrl-C arrives when it has been claimed and has not begun."""
-
-    @property
-    def now(self):
-        raise KeyboardInterrupt
-
-    def begin(self, future):
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    "use", [Future.result, Future.force, Future.done, lambda future: future.result(timeout=1)]
-)
-def test_a_task_that_was_claimed_when_ctrl_c_came_is_cancelled(use):
-    """Nobody else would finish it, and other threads may wait for it."""
-    future = gpustore_future.new()
-    future._deferred = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        use(future)
-    assert future.cancelled()
