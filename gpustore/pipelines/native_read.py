@@ -72,12 +72,14 @@ class NativeRead:
         """Read rows until all are taken."""
         with self._lock:
             self._working += 1
+        error = None
         try:
             self._read(CancelToken.current())
         finally:
             with self._lock:
                 self._working -= 1
-                error = None if self._working else self._error
+                if not self._working:
+                    error, self._error = self._error, None
         if error is not None:
             raise error
 
@@ -99,11 +101,12 @@ class NativeRead:
         None after the last one, or if one has failed.
         """
         with self._lock:
-            if self._number == number and self._error is None:
+            has_failed = self._failed < sys.maxsize
+            if self._number == number and not has_failed:
                 table = next(self._tables, None)
                 self._job = None if table is None else self._made(table)
                 self._number += 1
-            return self._number, None if self._error is not None else self._job
+            return self._number, None if has_failed else self._job
 
     def _made(self, table: RowTable) -> Job:
         if self._directory is None:
