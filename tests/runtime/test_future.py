@@ -16,7 +16,7 @@ import tensorstore
 import gpustore
 from gpustore.runtime.cancel_token import CancelledError, CancelToken
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, failed, ready
+from gpustore.runtime.future import Future, failed, new, ready
 from gpustore.runtime.promise import Promise
 
 
@@ -587,7 +587,7 @@ class Interrupted:
 )
 def test_a_task_that_was_claimed_when_ctrl_c_came_is_cancelled(use):
     """Nobody else would finish it, and other threads may wait for it."""
-    future = gpustore_future.new()
+    future = new()
     future._deferred = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         use(future)
