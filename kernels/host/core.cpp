@@ -11,6 +11,7 @@
 
 #include "decode.h"
 #include "file.h"
+#include "groups.h"
 #include "headers.h"
 #include "job.h"
 #include "place.h"
@@ -20,8 +21,6 @@
 namespace gpustore {
 namespace {
 
-constexpr i64 GROUP_NBYTES = 256 << 10; // of a raw chunk that are read at once
-constexpr i64 READ_NBYTES = 4 << 10;    // that are copied from the page cache while a read begins
 constexpr i64 TAKEN_NBYTES = 256 << 10; // of decoded chunks that a thread takes at once
 constexpr i64 PARTED_NBYTES = 96 << 10; // below which a chunk is one block for most encoders
 constexpr i64 HEAD_NBYTES = 4096;       // of a Blosc frame: its header and the starts of its blocks
@@ -383,32 +382,6 @@ private:
         return true;
     }
 
-    // Reads of a region of a raw chunk: groups of positions along the dimension whose neighbours are
-    // furthest apart. Gaps that are longer than what is wanted are not read.
-    struct Groups {
-        Box box;           // of one position
-        int widest = 0;    // the dimension
-        Dimension along = {1, 0, 0};
-        i64 step = 0, low = 0, high = 0, positions = 1;
-
-        Groups(const Box& region, i64 itemsize) : box(region) {
-            if (!box.rank) box.dimension[box.rank++] = along;
-            for (int i = 1; i < box.rank; i++)
-                if (std::llabs(box.dimension[i].src) > std::llabs(box.dimension[widest].src)) widest = i;
-            along = box.dimension[widest];
-            box.dimension[widest].count = 1;
-            box.reach(&Dimension::src, itemsize, low, high);
-            step = std::llabs(along.src);
-            if (!step)
-                positions = along.count;
-            else if (2 * (high - low) >= step)
-                positions = std::max<i64>(1, GROUP_NBYTES / step);
-        }
-
-        i64 reads() const { return (along.count + positions - 1) / positions; }
-        i64 nbytes() const { return reads() * (high - low) + (along.count - reads()) * step; }
-    };
-
     // Whether the regions of a row are read group by group, as that is faster than to read all between
     // the outermost bytes, or fits the processor's cache.
     bool reads_apart(i64 row) const {
@@ -418,7 +391,7 @@ private:
         i64 cost = 0;
         for (i64 region = begin; region < end && 2 * cost < span; region++) {
             const Groups groups(box_of(region), array_.itemsize);
-            cost += groups.nbytes() + READ_NBYTES * groups.reads();
+            cost += groups.cost();
         }
         return 2 * cost < span;
     }
