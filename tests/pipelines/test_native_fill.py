@@ -1,5 +1,7 @@
 """Chunks that the native core fetches for a device, against those of the host."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -295,11 +297,13 @@ def test_a_few_long_chunks_are_divided_among_all_threads(tmp_path, monkeypatch):
         spec, create=True, dtype="uint8", shape=[8, 2 << 20], chunk_layout=layout, codec=codec
     ).result()
     host[...] = np.arange(8, dtype="u1")[:, None]
-    pieces = []
+    pieces, both = [], threading.Barrier(2, timeout=20)
     fill = DevicePart.fill
 
     def noted(part, files, lo, hi):
         pieces.append(hi - lo)
+        if len(pieces) <= 2:
+            both.wait()
         return fill(part, files, lo, hi)
 
     monkeypatch.setattr(DevicePart, "fill", noted)

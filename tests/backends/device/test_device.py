@@ -408,7 +408,7 @@ def test_streams_that_fail_on_the_device_are_decoded_by_the_host_once(tmp_path, 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c["id"] if c else "raw")
 def test_buffers_are_used_again_while_others_run(tmp_path, device, compressor):
-    """A budget for a few chunks at a time: many submissions, in several threads."""
+    """A budget for four raw chunks or one: many submissions, in several threads."""
     host = create(tmp_path, compressor=compressor, chunks=[5, 7])
     limits = {"limits": {"device_in_flight_nbytes": 24 * 3 * 5 * 7 * 4}}
     there = opened(tmp_path, device, context=gpustore.Context(limits))
@@ -420,7 +420,7 @@ def test_buffers_are_used_again_while_others_run(tmp_path, device, compressor):
         assert np.array_equal(on_host(device, future.result()), expected)
         assert np.array_equal(on_host(device, crop.result()), expected_crops)
     _, counts = counted(lambda: there.read().result())
-    assert counts["waits"] > 10
+    assert counts["waits"] >= (100 / 4 if compressor is None else 100)
     assert device.counts["stream"] > 1
 
 

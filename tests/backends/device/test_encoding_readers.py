@@ -129,8 +129,15 @@ def check(tmp_path, data, driver, metadata, device):
             counts[name] = counts.get(name, 0) + count
         expected[part] = array
     assert counts.get("host_encodings", 0) == counts.get("host_fallbacks", 0) == 0
-    assert store.read().result().tobytes() == expected.tobytes()
     assert on_host(device, there.read().result()).tobytes() == expected.tobytes()
+    check_readers(path, driver, metadata, expected)
+
+
+def check_readers(path, driver, metadata, expected):
+    """What gpustore on the host, zarr-python and TensorStore read is `expected`."""
+    dtype = expected.dtype
+    store = gpustore.open({"driver": driver, "kvstore": f"file://{path}"}, device="cpu").result()
+    assert store.read().result().tobytes() == expected.tobytes()
     found = np.asarray(zarr.open_array(path, mode="r")[...])
     assert found.astype(dtype).tobytes() == expected.tobytes()
     if not metadata.get("filters") and (metadata.get("compressor") or {}).get("id") != "lz4":
@@ -153,3 +160,56 @@ def test_all_read_zarr3(tmp_path_factory, order, metadata, data):
 def test_all_read_zarr2(tmp_path_factory, order, metadata, data):
     with emulated(order, seed=1) as device:
         check(tmp_path_factory.mktemp("array"), data, "zarr", metadata, device)
+
+
+@pytest.mark.parametrize("number", range(len(COMPRESSORS_V3)))
+def test_all_read_every_compressor_of_zarr3(tmp_path, number):
+    """Of shards, transposed, with a checksum; the property tries few examples of each."""
+    big = {"name": "bytes", "configuration": {"endian": "big"}}
+    turned = {"name": "transpose", "configuration": {"order": [1, 0]}}
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, CRC]
+    inner = [turned, big, *COMPRESSORS_V3[number], CRC]
+    configuration = {"chunk_shape": [50, 40], "codecs": inner, "index_codecs": index}
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [230, 170],
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [100, 120]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0.0,
+        "codecs": [{"name": "sharding_indexed", "configuration": configuration}],
+    }
+    check_whole_and_part(tmp_path, "zarr3", metadata, np.dtype("f4"))
+
+
+@pytest.mark.parametrize("number", range(len(COMPRESSORS_V2)))
+def test_all_read_every_compressor_of_zarr2(tmp_path, number):
+    metadata = {
+        "zarr_format": 2,
+        "shape": [230, 170],
+        "chunks": [50, 40],
+        "dtype": ">i4",
+        "order": "F",
+        "compressor": COMPRESSORS_V2[number],
+        "filters": None,
+        "fill_value": 0,
+    }
+    check_whole_and_part(tmp_path, "zarr", metadata, np.dtype("i4"))
+
+
+def check_whole_and_part(path, driver, metadata, dtype):
+    """Write all of an array, then a part of stored chunks; read it by everybody."""
+    spec = {"driver": driver, "kvstore": f"file://{path}", "metadata": metadata}
+    gpustore.open(spec, create=True).result()
+    expected = elements(dtype, (230, 170), 0)
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name).result()
+        for part in (np.s_[...], np.s_[30:140, 7:90]):
+            expected[part] = array = elements(dtype, expected[part].shape, 1) + expected[part]
+            futures = there[part].write(put(device, array, "F"))
+            futures.result()
+            counts = futures.commit.statistics
+            assert counts["host_encodings"] == counts["host_fallbacks"] == 0
+        del there, futures
+    check_readers(path, driver, metadata, expected)

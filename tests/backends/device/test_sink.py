@@ -1,5 +1,7 @@
 """Sinks of a device: what they hold when the Future of a read resolves."""
 
+import bz2
+import itertools
 import threading
 
 import numpy as np
@@ -157,3 +159,30 @@ def test_chunks_of_a_small_read_that_the_host_decodes_are_placed_by_it(small):
     assert np.array_equal(on_host(device, future.result()), elements[PART])
     assert future.statistics["retries"] == 1
     assert future.statistics["waits"] == 2
+
+
+def test_several_tasks_decode_at_once_what_the_host_has_to(tmp_path, monkeypatch):
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}"}
+    spec["metadata"] = {"shape": [1024, 1024], "chunks": [256, 256], "dtype": "<u4"}
+    spec["metadata"]["compressor"] = {"id": "bz2", "level": 1}
+    host = gpustore.open(spec, create=True).result()
+    host[...] = np.arange(1024, dtype="u4")
+    expected = host.read().result()
+    calls, both = itertools.count(), threading.Barrier(2, timeout=20)
+    decompressor = bz2.BZ2Decompressor
+
+    def together():
+        if next(calls) < 2:
+            both.wait()
+        return decompressor()
+
+    monkeypatch.setattr(bz2, "BZ2Decompressor", together)
+    context = gpustore.Context({"data_copy_concurrency": {"limit": 2}})
+    with emulated() as device:
+        there = gpustore.open(spec, device=device.name, context=context).result()
+        future = there.read()
+        assert np.array_equal(on_host(device, future.result()), expected)
+        assert future.statistics["host_fallbacks"] == 16
+        assert future.statistics["waits"] == 1
+        del future, there
+    assert next(calls) == 16
