@@ -112,6 +112,11 @@ Check = Callable[[Sequence[str], int, Mapping[int, GpustoreError]], None]
 """Function of the keys of some rows, the number of missing ones, and the errors of failed rows."""
 
 
+FETCHED, CACHED, IN_PLACE = "fetched", "cached", "in place"
+"""Sources of the chunks of a read: their values are fetched; or a cache of the device has all of
+them, some of which are uploaded or decoded again; or all are copied from where they lie."""
+
+
 class Chunks(NamedTuple):
     """Chunks of one codec chain that a read needs.
 
@@ -120,11 +125,14 @@ class Chunks(NamedTuple):
     chain : CodecChain
     rows, regions : int
         Number of chunks, and of regions copied from them.
+    source : str
+        :data:`FETCHED`, :data:`CACHED` or :data:`IN_PLACE`.
     """
 
     chain: CodecChain
     rows: int
     regions: int
+    source: str = FETCHED
 
 
 class SinkPart(Protocol):
@@ -183,23 +191,40 @@ class SinkPart(Protocol):
         """
 
 
+Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
+"""For each array that is filled, the bytes between neighbours in a decoded chunk and in the array,
+along each input dimension."""
+
+
 @dataclass(frozen=True, slots=True)
-class FilesOfTable:
+class TableRows:
+    """Rows of a row table, and where their elements go.
+
+    Attributes
+    ----------
+    table : RowTable
+    strides : Strides
+    keys : sequence of str, one a row
+    by_element : bool
+        Whether elements of regions are gathered one by one.
+    """
+
+    table: RowTable
+    strides: Strides
+    keys: Sequence[str]
+    by_element: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesOfTable(TableRows):
     """Values of the rows of a row table, in files that the native core reads.
 
     Attributes
     ----------
     array : NativeArray
         Made by :func:`~gpustore.backends.native.array.native_files`.
-    table : RowTable
     directory : KeyDirectory
         Directory of the keys.
-    strides : (src_strides, dst_strides)
-        For each array that is filled, the bytes between neighbours in a decoded chunk and in the
-        array, along each input dimension.
-    keys : sequence of str, one a row
-    by_element : bool
-        Whether elements of regions are gathered one by one.
     fill_missing : bool
         Whether missing chunks are the fill value; otherwise their rows are left.
     whole : bool array, one entry a row, or None
@@ -207,11 +232,7 @@ class FilesOfTable:
     """
 
     array: NativeArray
-    table: RowTable
     directory: KeyDirectory
-    strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
-    keys: Sequence[str]
-    by_element: bool
     fill_missing: bool
     whole: NDArray[np.bool_] | None = None
 

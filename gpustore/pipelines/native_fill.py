@@ -8,11 +8,9 @@ the errors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,7 @@ from gpustore.codec_chain.base import ChunkBytes
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.fetch import fetched_batches
+from gpustore.pipelines.table_rows import TableKeys, strides_of, windows_of
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan, elements
 from gpustore.planning.row_table import RowTable
@@ -31,8 +30,6 @@ from gpustore.runtime.cancel_token import CancelToken
 
 PIECE_ROWS = 64, 512
 """Fewest and most rows that one of many threads takes at once, as long as there are enough."""
-
-_Windows = Callable[[RowTable, Sequence[int]], Iterable[tuple[int, PlanWindow]]]
 
 
 def fill_tasks(
@@ -121,16 +118,7 @@ class NativeFill:
         self._sink = sink
         self._parts = parts
         self._by_element = by_element
-        self._windows: _Windows
-        if isinstance(plan, ChunkPlan):
-            self._strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]] = (
-                [plan.src_stride],
-                [plan.dst_stride],
-            )
-            self._windows = partial(_rows_of, plan)
-        else:
-            self._strides = plan.source.src_stride, plan.source.dst_stride
-            self._windows = plan.rows_of
+        self._windows = windows_of(plan)
         self._step = step
         self._lock = threading.Lock()
         self._directory: KeyDirectory | None = None
@@ -170,23 +158,17 @@ class NativeFill:
             if self._directory is None:
                 self._directory = self._array.key_directory()
             files = FilesOfTable(
-                self._native,
                 table,
-                self._directory,
-                self._strides,
-                _TableKeys(table, self._windows),
+                strides_of(self._plan),
+                TableKeys(table, self._windows),
                 self._by_element,
-                self._array.fill_missing,
-                self._whole(table),
+                array=self._native,
+                directory=self._directory,
+                fill_missing=self._array.fill_missing,
+                whole=self._whole(table),
             )
             for lo in range(0, table.rows, self._step):
                 yield files, lo, min(lo + self._step, table.rows)
-
-
-def _rows_of(
-    plan: ChunkPlan, table: RowTable, rows: Sequence[int]
-) -> Iterator[tuple[int, PlanWindow]]:
-    yield 0, plan.rows_of(table, rows)
 
 
 def _by_element(rows: PlanWindow) -> PlanWindow:
@@ -200,27 +182,3 @@ def _by_element(rows: PlanWindow) -> PlanWindow:
         ((src[lo:hi], dst[lo:hi]),) for lo, hi in pairwise(edges.tolist())
     ]
     return replace(rows, count=(), src_stride=(), dst_stride=(), points=points)
-
-
-class _TableKeys(Sequence[str]):
-    """Keys of the rows of a table, written down when they are asked for."""
-
-    def __init__(self, table: RowTable, windows: _Windows) -> None:
-        self._table = table
-        self._windows = windows
-
-    def __len__(self) -> int:
-        return self._table.rows
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
-        if row >= len(self):
-            raise IndexError(row)
-        return next(iter(self._windows(self._table, [row])))[1].keys[0]

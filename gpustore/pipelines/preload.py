@@ -12,6 +12,7 @@ from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray, with_decoder
 from gpustore.pipelines.read import PLANNED_ROWS, batches, contiguous, most_keys, sink_of
+from gpustore.pipelines.resident import resident_tables
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
@@ -41,6 +42,7 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
     plans = array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
     STATISTICS.add(chunks_planned=sum([plan.rows for _, plan in plans]))
     plans = with_decoder(plans)
+    is_there = resident_tables(plans) is not None
     sink = sink_of(array, plans, [])
 
     def load(one: ChunkedArray, plan: ChunkPlan, number: int, count: int) -> None:
@@ -52,7 +54,7 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
                     part.keep(rows, values, cached)
 
     tasks = []
-    for one, plan in plans:
+    for one, plan in () if is_there else plans:
         count = one.fewer_parts(one.parts(plan), len(plan))
         tasks += [partial(load, one, plan, number, count) for number in range(count)]
     return sink.run(array.executor, tasks, lambda: None)

@@ -38,7 +38,12 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.fetch import fetched_batches
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
-from gpustore.pipelines.resident import resident_batches
+from gpustore.pipelines.resident import (
+    ResidentTable,
+    place_all,
+    resident_batches,
+    resident_tables,
+)
 from gpustore.pipelines.strided_plan import plans_of
 from gpustore.pipelines.strided_reads import (
     NATIVE_ROW_S,
@@ -122,27 +127,30 @@ def read(
     rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
     plans = with_decoder(plans)
+    resident = resident_tables(plans)
 
     def tasks(sink: Sink, threads: int | None = None) -> list[Callable[[], None]]:
+        if resident is not None:
+            return [partial(place_all, resident, sink)]
         return [task for one, plan in plans for task in _tasks(one, plan, memory, sink, threads)]
 
     if output.stream is None and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
         if tiny or (seconds <= SMALL_S and not _LAST.waits()):
-            sink = sink_of(array, plans, [memory])
+            sink = sink_of(array, plans, [memory], resident)
             future = sink.defer(array.executor, lambda: tasks(sink, 1), lambda: result)
             if not tiny:
                 _LAST.read = weakref.ref(future)
             return future
 
     def begin() -> Future[Any]:
-        sink = sink_of(array, plans, [memory])
+        sink = sink_of(array, plans, [memory], resident)
         some = tasks(sink)
         helped = array.native is not None and len(some) <= array.executor.limit
         return sink.run(array.executor, some, lambda: result, helped=helped)
 
-    if wait is None or output.array is not None:
+    if wait is None or output.array is not None or resident is not None:
         return begin()
     return wait(array, transform, memory, begin)
 
@@ -259,10 +267,11 @@ def sink_of(
     array: ChunkedArray,
     plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]],
     out: Sequence[Memory],
+    resident: Sequence[ResidentTable] | None = None,
 ) -> Sink:
-    """Make the sink of a read of `plans`, each of chunks of one shape."""
-    chunks = []
-    for one, plan in plans:
+    """Make the sink of a read of `plans`, each of chunks of one shape, which may be `resident`."""
+    chunks = [one.sort for one in resident or ()]
+    for one, plan in plans if resident is None else ():
         regions = len(plan) if isinstance(plan, ChunkPlan) else len(plan.order)
         chunks.append(Chunks(one.chain, len(plan), regions))
     return array.backend.sink(

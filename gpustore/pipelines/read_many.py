@@ -34,6 +34,7 @@ from gpustore.pipelines.read import (
     read_windows,
     sink_of,
 )
+from gpustore.pipelines.resident import place_all, resident_tables
 from gpustore.pipelines.strided_reads import NATIVE_ROW_S, SMALL_ROWS, SMALL_S
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers
@@ -242,9 +243,12 @@ def read_regions(
     plans = with_decoder(plans)
     elements = sum(math.prod(memory.array.shape) for memory in out)
     parts = _copy_parts(array, plans, elements)
-    sink = sink_of(array, plans, out)
+    resident = resident_tables(plans)
+    sink = sink_of(array, plans, out, resident)
 
     def tasks() -> list[Callable[[], None]]:
+        if resident is not None:
+            return [partial(place_all, resident, sink, by_element=by_element)]
         return [
             task
             for (one, plan), count in zip(plans, parts or [1] * len(plans))

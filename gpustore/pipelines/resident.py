@@ -1,6 +1,7 @@
-"""Values of the rows of a window that a device does not have, beside the chunks that it has.
+"""Reads of an array with a ``device_cache_pool``, whose chunks a device may have.
 
-An array with a ``device_cache_pool`` is read window by window:
+If all chunks of a read are there, and known to be the stored ones, one task places them: their rows
+are looked up and placed as columns (:func:`resident_tables`). Else they are read window by window:
 
 1. Look up all chunks of the window at once. Of shards, each innermost chunk is an entry.
 2. Entries read before the time :attr:`Residence.bound` are compared with the stored generation, all
@@ -12,21 +13,92 @@ An array with a ``device_cache_pool`` is read window by window:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpustore.backends.base import CACHED, IN_PLACE, Chunks, TableRows
 from gpustore.kvstores.arena import Arena
 from gpustore.pipelines.cached import cached_values, stored_generations
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missing
+from gpustore.pipelines.table_rows import TableKeys, strides_of, windows_of
 from gpustore.planning.chunk_grid import Integers
+from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.copy_plan import CopyPlan
+from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.resources.device_cache_pool import Residence
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.statistics import STATISTICS
+
+
+class ResidentTable(NamedTuple):
+    """Rows of a plan whose chunks a device has.
+
+    Attributes
+    ----------
+    array : ChunkedArray
+    plan : ChunkPlan or CopyPlan
+    table : RowTable
+    chunks : CachedChunks
+        Chunks of the rows of the table.
+    """
+
+    array: ChunkedArray
+    plan: ChunkPlan | CopyPlan
+    table: RowTable
+    chunks: Any
+
+    @property
+    def sort(self) -> Chunks:
+        """Description of the chunks for the sink of the read."""
+        source = IN_PLACE if self.chunks.are_in_place else CACHED
+        return Chunks(self.array.chain, self.table.rows, self.table.regions, source)
+
+    def place(self, sink: Any, *, by_element: bool) -> None:
+        """Give the chunks to the sink of a device."""
+        keys = TableKeys(self.table, windows_of(self.plan))
+        rows = TableRows(self.table, strides_of(self.plan), keys, by_element)
+        with sink.part(self.array.chain, rows=self.table.rows) as part:
+            part.place(rows, self.chunks)
+
+
+def resident_tables(
+    plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]],
+) -> list[ResidentTable] | None:
+    """Look up all chunks of a read, without I/O.
+
+    None unless all are there and none is older than the read allows, nor missing where chunks must
+    be stored.
+    """
+    now, found = time.time(), []
+    for array, plan in plans:
+        residence = array.residence
+        if not array.is_resident or residence is None or residence.bound > now:
+            return None
+        numbering = array.cell_numbers
+        if residence.cache.count(residence.array, numbering) < len(plan):
+            return None
+        for table in plan.tables(1, max(1, len(plan))):
+            numbers = numbering.of_cells(list(table.columns().cells), array.key_ratio)
+            chunks, old = residence.cache.find(
+                residence.array, numbering, numbers, now, residence.bound
+            )
+            is_there = chunks.is_known if array.fill_missing else chunks.slab > 0
+            if len(old) or not is_there.all():
+                return None
+            found.append(ResidentTable(array, plan, table, chunks))
+    STATISTICS.add(device_cache_hits=sum([one.table.rows for one in found]))
+    return found
+
+
+def place_all(tables: Sequence[ResidentTable], sink: Any, *, by_element: bool = False) -> None:
+    """Give the chunks of all tables of a read to the sink of a device."""
+    for one in tables:
+        one.place(sink, by_element=by_element)
 
 
 def resident_batches(
@@ -51,8 +123,6 @@ def resident_batches(
         device_cache_hits=int(is_known.sum()), device_cache_misses=int((~is_known).sum())
     )
     batch = max(1, (nbytes or BATCH_NBYTES) // max(1, array.chain.batch_nbytes))
-    if is_known.all():
-        batch = max(1, len(planned))
     wanted = CancelToken.current()
     for first in range(0, len(planned), batch):
         wanted.check()

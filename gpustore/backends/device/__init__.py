@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Chunks, Layer, Overlay
+from gpustore.backends.base import FETCHED, IN_PLACE, Check, Chunks, Layer, Overlay
 from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.conversion import conversion_of
@@ -170,6 +170,9 @@ class DeviceBackend:
         decoded_nbytes = max(layouts, default=1)
         value_nbytes = aligned(decoded_nbytes) + PART_ALIGNMENT
         room_nbytes = _ROW_NBYTES + decoded_nbytes // 128 + regions * _REGION_NBYTES // total
+        is_fetched = any([one.source == FETCHED for one in chunks])
+        if chunks and all([one.source == IN_PLACE for one in chunks]):
+            return self._extent_in_place(total, regions), True
         bound = max([one.chain.encoded_bound for one in chunks], default=1)
         slack_nbytes = max(0, bound - decoded_nbytes)
 
@@ -186,17 +189,36 @@ class DeviceBackend:
         while rows > 1 and (nbytes := needed(rows)) > budget:
             rows = max(1, min(rows - 1, rows * budget // nbytes))
         direct_nbytes = pages_nbytes(rows, rows * decoded_nbytes)
-        nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes + direct_nbytes
+        slack_nbytes += direct_nbytes
+        if not is_fetched:  # Only tables pass the staging buffer.
+            value_nbytes = slack_nbytes = 0
+        nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes
         extent = Extent(
             rows=rows if rows < total else SUBMISSION_ROWS,
             buffer_rows=rows,
             value_nbytes=value_nbytes,
             room_nbytes=room_nbytes,
-            slack_nbytes=slack_nbytes + direct_nbytes,
+            slack_nbytes=slack_nbytes,
             piece_nbytes=max(1, min(PIECE_NBYTES, rows * decoded_nbytes)),
             is_small=rows == total and nbytes <= SMALL_NBYTES,
         )
         return extent, is_certain
+
+    def _extent_in_place(self, total: int, regions: int) -> Extent:
+        """Return the sizes of submissions that copy chunks in device memory, and take none."""
+        rows, room_nbytes = (
+            min(total, SUBMISSION_ROWS),
+            _ROW_NBYTES + regions * _REGION_NBYTES // total,
+        )
+        return Extent(
+            rows=SUBMISSION_ROWS,
+            buffer_rows=rows,
+            value_nbytes=0,
+            room_nbytes=room_nbytes,
+            slack_nbytes=0,
+            piece_nbytes=PIECE_NBYTES,
+            is_small=rows * room_nbytes <= SMALL_NBYTES,
+        )
 
     def _scratch_nbytes(self, chain: CodecChain, rows: int) -> int:
         """Estimate the device memory that decoding takes beside the values."""

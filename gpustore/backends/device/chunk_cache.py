@@ -115,6 +115,12 @@ class CachedChunks:
         encoded = [number for number, slab in self.slabs.items() if slab.encoded is not None]
         return np.isin(self.slab, encoded)
 
+    @property
+    def are_in_place(self) -> bool:
+        """Whether all that are there are decoded, and in the memory of the device."""
+        slabs = self.slabs.values()
+        return not self.cache.is_pinned and all([slab.encoded is None for slab in slabs])
+
     def reject(self, rows: Integers) -> None:
         """Note that the entries of some rows are not the stored values any more."""
         self.slab[rows] = NO_ENTRY
@@ -254,6 +260,11 @@ class ChunkCache:
             there = places >= 0
             chunks._table.confirm(places[there], chunks.generation[equal][there], chunks._read_at)
         chunks.reject(rows[~same])
+
+    def count(self, array: ArrayId, numbering: CellNumbers) -> int:
+        """Return the number of entries of an array."""
+        with self._lock:
+            return self._table(array, numbering).count
 
     # ----------------------------------------------------------------- entries
 

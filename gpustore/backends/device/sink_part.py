@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from gpustore.backends.base import FilesOfTable
+from gpustore.backends.base import FilesOfTable, TableRows
 from gpustore.backends.device.cell_table import NO_ENTRY
 from gpustore.backends.device.chunk_cache import CachedChunks
 from gpustore.backends.device.direct_read import (
@@ -129,6 +129,24 @@ class DevicePart:
         places = Places.of_regions(regions, first, rows, self._chain.layout, views)
         report = partial(self._sink.check, rows.keys)
         self._add(places, values, report, cached, are_parts=rows.narrowed)
+
+    def place(self, rows: TableRows, cached: CachedChunks) -> None:
+        """Add the chunks of all rows of a table, none of which has to be fetched."""
+        views = [memory.view for memory in self._sink.out]
+        total, most = rows.table.rows, self._sink.extent.rows
+        for lo in range(0, total, most):
+            some = slice(lo, min(lo + most, total))
+            places = Places.of_table(
+                *(rows.table, some, rows.strides, self._chain.layout, views),
+                by_element=rows.by_element,
+            )
+            none = np.zeros(some.stop - lo, np.int64)
+            report = renumbered(partial(self._sink.check, rows.keys), np.arange(lo, some.stop))
+            state, chunks = none.astype(np.uint8), cached.take(some)
+            piece = Piece(self._chain, places, none, none, state, report, cached=chunks)
+            piece.find_cached()
+            self._joined()
+            self._leave(piece)
 
     def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
         """Add the values of rows that the native core fetches, and decodes if the host has to.

@@ -344,6 +344,41 @@ def test_preload_needs_a_pool_and_a_device(tmp_path):
         gpustore.array(np.arange(3)).preload()
 
 
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: "-".join(pool.values()))
+def test_reads_of_chunks_that_are_there_stage_tables_only(tmp_path, pool):
+    url = f"file://{tmp_path}/s|zarr3:"
+    with emulated() as device:
+        host = gpustore.open(
+            url, create=True, device="cpu", dtype="uint8", shape=[24, 1 << 18],
+            chunk_layout=gpustore.ChunkLayout(chunk_shape=[1, 1 << 18]),
+        ).result()  # fmt: skip
+        elements = np.random.default_rng(0).integers(0, 3, (24, 1 << 18), np.uint8)
+        host[...] = elements
+        context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**9, **pool}})
+        there = gpustore.open(
+            url, context=context, device=device.name, recheck_cached_data=False
+        ).result()
+        there.preload().result()
+        there._driver.array.backend.buffers.free()
+        pinned = sum([len(one.view) for one in device._pinned])
+        before = device._memory.live_nbytes
+        found = there.read().result()
+        staged = device._memory.live_nbytes - before - elements.nbytes
+        assert 0 < staged == sum([len(one.view) for one in device._pinned]) - pinned <= 2 << 20
+        assert np.array_equal(on_host(device, found), elements)
+        del there, found
+
+
+def test_parts_that_are_there_and_parts_that_are_not_are_read_together(tmp_path):
+    with emulated() as device:
+        host, there = opened(tmp_path, device, stored=9)
+        there[:4, 6:].preload().result()
+        found, counts = counted(device, there)
+        assert (counts["device_cache_hits"], counts["device_cache_misses"]) == (1, 5)
+        assert np.array_equal(found, host.read().result())
+        del there
+
+
 def test_crops_and_batches_use_what_is_there(tmp_path):
     with emulated() as device:
         host, there = opened(tmp_path, device, "shards")
