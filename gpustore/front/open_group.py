@@ -41,7 +41,7 @@ def open_group(
     attributes: Mapping[str, Any] | None = None,
     use_consolidated: bool | None = None,
     device: str | None = None,
-    context: Context | None = None,
+    context: Context | Mapping[str, Any] | None = None,
 ) -> Future[Group]:
     """Open or create a group.
 
@@ -68,8 +68,9 @@ def open_group(
         consolidated metadata uses them, stale or not; see :meth:`Group.resolve`.
     device : str, optional
         Device of the arrays opened through the group; see :func:`gpustore.open`.
-    context : Context, optional
-        Shared caches, thread pools and limits. By default each call makes its own.
+    context : Context or dict, optional
+        Shared caches, thread pools and limits, or the JSON of such a context. By default each call
+        makes its own.
 
     Returns
     -------
@@ -88,6 +89,8 @@ def open_group(
     >>> group.path, group.zarr_format, dict(group.attrs)
     ('b', 3, {'x': 1})
     """
+    if isinstance(context, Mapping):
+        context = Context(context)
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
     scope = context or Context()

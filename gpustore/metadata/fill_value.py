@@ -145,8 +145,9 @@ def _opaque(value: JsonValue, data_type: np.dtype[Any]) -> FillValue:
                     f"Expected {data_type.itemsize} bytes, but received: {text(value)}"
                 )
         else:
-            data = _base64_bytes(value, data_type.itemsize)
-        return np.frombuffer(data, data_type).reshape(())
+            # zarr-python leaves out the zeros at the end of strings.
+            data = _base64_bytes(value, data_type.itemsize, padded=data_type.kind == "S")
+        return np.frombuffer(data.ljust(data_type.itemsize, b"\0"), data_type).reshape(())
     if isinstance(value, str) and not _is_only_field(value, data_type):
         data = _base64_bytes(value, data_type.itemsize)
         return _read_only(np.frombuffer(data, data_type.newbyteorder("<")).astype(data_type))
