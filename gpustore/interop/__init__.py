@@ -1,1 +1,1 @@
-"""Guests: how other libraries use gpustore. Each module imports its library, and is imported on use."""
+"""Guests: how other libraries use gpustore. A module imports its library, and only on use."""

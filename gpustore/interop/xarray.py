@@ -14,7 +14,6 @@ Source: "Zarr Encoding Specification" of xarray's documentation.
 from __future__ import annotations
 
 import base64
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
@@ -144,7 +143,7 @@ class GroupStore(AbstractDataStore):
         dims = attributes.pop(_DIMENSIONS, None)
         if dims is None:  # NCZarr keeps them beside the metadata.
             paths = node.document.get("_NCZARR_ARRAY", {}).get("dimrefs")
-            dims = None if paths is None else [os.path.basename(path) for path in paths]
+            dims = None if paths is None else [path.rpartition("/")[2] for path in paths]
         if dims is None:
             raise gpustore.MetadataError(
                 f"{node.where}: xarray needs the attribute {_DIMENSIONS}, which is missing; pass "
@@ -165,7 +164,9 @@ class GroupStore(AbstractDataStore):
         encoding = _encoding(store, dims)
         fill = store.fill_value
         if fill is not None:  # That of a string has an element a character.
-            fill = fill[()] if fill.ndim == 0 else np.ascontiguousarray(fill).view(elements.dtype)[0]
+            fill = (
+                fill[()] if fill.ndim == 0 else np.ascontiguousarray(fill).view(elements.dtype)[0]
+            )
         if self._masks:
             if fill is not None and "_FillValue" not in attributes:
                 attributes["_FillValue"] = fill
@@ -193,7 +194,7 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
         """Return False: xarray's own engine comes first unless this one is asked for."""
         return False
 
-    def open_dataset(  # type: ignore[override]
+    def open_dataset(
         self,
         filename_or_obj: Any,
         *,
@@ -234,7 +235,7 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
             place.stored(group or "", use_zarr_fill_value_as_mask, dropped), dropped, decoding
         )
 
-    def open_groups_as_dict(  # type: ignore[override]
+    def open_groups_as_dict(
         self,
         filename_or_obj: Any,
         *,
@@ -257,7 +258,7 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
             for below in place.groups(top)
         }
 
-    def open_datatree(self, filename_or_obj: Any, **options: Any) -> DataTree:  # type: ignore[override]
+    def open_datatree(self, filename_or_obj: Any, **options: Any) -> DataTree:
         """Open a group and all groups below it as a tree; see :meth:`open_dataset`."""
         return DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
@@ -274,7 +275,7 @@ class _Place:
         context: Any,
     ) -> None:
         self._place = place
-        self._options = {"use_consolidated": consolidated, "zarr_format": zarr_format, "read": True}
+        self._consolidated, self._zarr_format = consolidated, zarr_format
         self._context = gpustore.Context(context) if isinstance(context, Mapping) else context
         if self._context is None:
             self._context = gpustore.Context()
@@ -282,7 +283,13 @@ class _Place:
 
     def _open(self, path: str, device: str) -> gpustore.Group:
         return gpustore.open_group(
-            self._place, path=path, device=device, context=self._context, **self._options
+            self._place,
+            path=path,
+            read=True,
+            use_consolidated=self._consolidated,
+            zarr_format=self._zarr_format,
+            device=device,
+            context=self._context,
         ).result()
 
     def groups(self, path: str) -> Iterator[str]:

@@ -40,6 +40,7 @@ ROOMS = (
     "front",
     "ocdbt",
     "__init__",
+    "interop",
     "cli",
 )
 
@@ -53,6 +54,7 @@ CONFINED = {
     "botocore": "gpustore.kvstores.s3.credentials",
     "google": "gpustore.kvstores.gcs.credentials",
     "rich": "gpustore.cli",
+    "xarray": "gpustore.interop.xarray",
     "PIL": "gpustore.cli",
 }
 
@@ -199,15 +201,16 @@ def test_only_the_registry_imports_by_name():
     assert wrong == []
 
 
-def test_the_command_line_uses_only_public_names():
+@each("guest", ["gpustore.cli", "gpustore.interop"])
+def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser.
     public = {"gpustore", "gpustore.schema.codec_words"} | {
-        name for name in imports_by_module() if name.startswith("gpustore.cli")
+        name for name in imports_by_module() if name.startswith(guest)
     }
     wrong = [
         f"{name}:{i.line} imports {i.module}"
         for name, imports in imports_by_module().items()
-        if name.startswith("gpustore.cli")
+        if name.startswith(guest)
         for i in ours(imports)
         if i.module not in public
     ]
