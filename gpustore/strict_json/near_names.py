@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from gpustore.strict_json.parsing import quote
@@ -17,6 +16,8 @@ def near_names(name: str, others: Iterable[str]) -> str:
     >>> near_names("imag", ["label", "image"])
     '; did you mean "image"?'
     """
+    import difflib  # Only where something went wrong.
+
     compared = [
         other for other, _ in zip(others, range(_MOST_COMPARED), strict=False) if other != name
     ]

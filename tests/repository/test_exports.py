@@ -1,6 +1,7 @@
 """What is public is listed, exists and is documented."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import types
@@ -18,7 +19,9 @@ NAMES = sorted(
     if not module.name.endswith("__main__")
 )
 CUDA = [name for name in NAMES if name.startswith("gpustore.backends.cuda")]
-MODULES = ["gpustore", *(name for name in NAMES if name not in CUDA)]
+# Guests, which import the library after which they are named.
+GUESTS = [name for name in NAMES if name.startswith("gpustore.interop.")]
+MODULES = ["gpustore", *(name for name in NAMES if name not in {*CUDA, *GUESTS})]
 
 
 # Only these have names that are meant for others; every other module is private.
@@ -64,6 +67,12 @@ def test_modules_functions_and_classes_are_documented(name):
 @each("name", CUDA)
 def test_modules_that_import_cupy_are_documented(name):
     check_documentation(name)
+
+
+@each("name", GUESTS)
+def test_guests_are_documented(name):
+    if importlib.util.find_spec(name.rpartition(".")[2]) is not None:
+        check_documentation(name)
 
 
 def test_nothing_public_is_missing_from_the_front():
