@@ -15,6 +15,7 @@ from gpustore.backends.native.short_files import read_short_files
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers.base import FoundMetadata
 from gpustore.errors import GpustoreError
+from gpustore.runtime.executor import Executor
 
 TOGETHER: Final = 256
 """Most documents that are read together."""
@@ -26,6 +27,7 @@ MOST_WAITING: Final = 16 * TOGETHER
 class Waiting(Protocol):
     """An opening whose metadata have not been read."""
 
+    executor: Executor
     file: MetadataFile
     found: FoundMetadata | None
 
@@ -58,9 +60,9 @@ def read_ahead(opening: Waiting) -> None:
         if name is not None:
             openings.append(one)
             names.append(name)
-    limit = opening.file.limits.metadata_nbytes
+    limit, threads = opening.file.limits.metadata_nbytes, opening.executor.limit
     read_at = time.time()
-    for one, value in zip(openings, read_short_files(names, limit)):
+    for one, value in zip(openings, read_short_files(names, limit, threads)):
         if isinstance(value, bytes):
             one.found = FoundMetadata(value, read_at)
 

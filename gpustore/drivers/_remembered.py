@@ -144,19 +144,26 @@ def _is_plain(shape: JsonValue) -> bool:
     return isinstance(shape, list) and 0 not in shape
 
 
+_DESCRIBED: Final = "described"
+"""Key of the last description of metadata, with its format and limits."""
+
+
 def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     """Return the array that `metadata` describe."""
-    key = format_, limits
     original = metadata.original
-    first: ArrayDescription | None = metadata.derived.get(key)
+    first: ArrayDescription | None = None
+    known = metadata.derived.get(_DESCRIBED)
+    if known is not None and known[1] is limits and (known[0] is format_ or known[0] == format_):
+        first = known[2]
     if first is None and original is not None:
         # Codecs may refuse its fill value, and not that of `metadata`.
         with suppress(GpustoreError):
-            first = metadata.derived[key] = format_.describe(original, limits=limits)
+            first = format_.describe(original, limits=limits)
+            metadata.derived[_DESCRIBED] = format_, limits, first
     if first is None:
         first = format_.describe(metadata, limits=limits)
         if original is None:
-            metadata.derived[key] = first
+            metadata.derived[_DESCRIBED] = format_, limits, first
         return first
     if original is None:
         return first

@@ -254,7 +254,10 @@ class Steps:
 
     def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
         options, request = self.spec.options, self.request
-        recheck = options.get("recheck_cached_metadata", "open") if options else "open"
+        recheck = -math.inf
+        if options:
+            given = options.get("recheck_cached_metadata", "open")
+            recheck = recheck_bound(given, -math.inf)
         return ChunkedDriver(
             self.file,
             metadata,
@@ -264,7 +267,7 @@ class Steps:
             readable=request.readable,
             writable=request.writable and self.store.driver.can_write,
             assumed=self.mode.assume_metadata,
-            recheck=recheck_bound(recheck, -math.inf),
+            recheck=recheck,
             read_at=self.read_at,
             hierarchy=self.hierarchy,
             zattrs=None if request.node is None else _zattrs(request.node),

@@ -96,7 +96,7 @@ class OpenMode:
             If the flags contradict each other.
         """
         mode = self
-        if mode == _DEFAULT_MODE:
+        if not (self.open or self.create or self.delete_existing or self.assumes):
             return _OPEN
         if not (self.open or self.create):
             assumed = self.assume_metadata, self.assume_cached_metadata
@@ -121,7 +121,6 @@ MODE_FLAGS = ("open", "create", "delete_existing", "assume_metadata", "assume_ca
 """Names of the flags of an :class:`OpenMode`."""
 
 _ASSUMING = ("assume_metadata", "assume_cached_metadata")
-_DEFAULT_MODE = OpenMode()
 _OPEN = OpenMode(open=True)
 
 

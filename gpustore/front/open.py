@@ -118,7 +118,7 @@ def open(
     array([[0, 0],
            [7, 7]], dtype=uint16)
     """
-    if isinstance(context, Mapping):
+    if not isinstance(context, Context) and isinstance(context, Mapping):
         context = Context(context)
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")

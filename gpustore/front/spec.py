@@ -108,7 +108,7 @@ class Spec(IndexedView):
             self._set(json._driver, json._transform, json._mode, json._context)
         elif isinstance(json, str):
             self._set(_from_url(json), None, OpenMode(), None)
-        elif isinstance(json, os.PathLike):
+        elif type(json) is not dict and isinstance(json, os.PathLike):
             self._set(_detecting(path_spec(json)), None, OpenMode(), None)
         else:
             self._set(*parse(json, _parsed))

@@ -33,6 +33,8 @@ T = TypeVar("T")
 _MAX_INT: Final = INT64_MAX - 1
 """Largest integer that TensorStore accepts as an extent."""
 
+_INT: Final = frozenset({int})
+
 _MAX_EXTENT: Final = 2**62
 """Largest size of a dimension: its last index is ``inf``."""
 
@@ -155,8 +157,12 @@ class ArrayMetadata(abc.ABC):
     @property
     def differs_in_shape(self) -> bool:
         """Whether nothing but the shape is another than that of :attr:`original`."""
-        others = ("fill_value", self.free_member)
-        return all(getattr(self, name) is getattr(self.original, name, None) for name in others)
+        original = self.original
+        if original is None:
+            return False
+        ours, theirs = vars(self), vars(original)
+        name = self.free_member
+        return ours["fill_value"] is theirs["fill_value"] and ours[name] is theirs[name]
 
     def same_array(self, other: Self) -> bool:
         """Whether `other` describes the same array, perhaps resized.
@@ -295,8 +301,10 @@ def parse_shape(
     if len(extents) > max_rank:
         raise MetadataError(f"Rank {len(extents)} is outside valid range [0, {max_rank}]")
     check_length(extents, rank)
-    if all(type(extent) is int and minimum <= extent <= _MAX_EXTENT for extent in extents):
-        return tuple(extents)
+    if _INT.issuperset(map(type, extents)):
+        low, high = min(extents, default=minimum), max(extents, default=minimum)
+        if minimum <= low and high <= _MAX_EXTENT:
+            return tuple(extents)
     shape = []
     for index, extent in enumerate(extents):
         with at_position(index):

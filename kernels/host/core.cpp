@@ -8,6 +8,8 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <system_error>
+#include <thread>
 
 #include "decode.h"
 #include "file.h"
@@ -27,6 +29,7 @@ constexpr i64 HEAD_NBYTES = 4096;       // of a Blosc frame: its header and the 
 constexpr int KEY_NBYTES = 4096;
 constexpr int MAX_LEVELS = 4;
 constexpr i64 NO_LINKS = 4;             // RESOLVE_NO_SYMLINKS of openat2(2)
+constexpr i64 MANY_FILES = 64;          // from which on a second thread is worth its start
 
 struct Range {
     i64 start, nbytes;
@@ -467,6 +470,14 @@ i64 read_file(const char* name, u8* memory, i64 n, i64& nbytes) {
     return DONE;
 }
 
+// Reads files into the bytes of memory between two positions, one behind the other.
+void read_files(i64 count, const char* names, u8* memory, i64 begin, i64 end, i64* three) {
+    for (; count > 0; count--, three += 3, names += std::strlen(names) + 1) {
+        three[0] = read_file(names, memory + begin, end - begin, three[2]);
+        three[1] = begin, begin += three[2];
+    }
+}
+
 // Stores a value under the lock of its file, in an open directory. `four` integers tell which version of
 // the file there must be, which counts as deleted, and null that there must be none. False if nothing was done.
 bool store_file(i64 directory, const char* key, const u8* value, i64 nbytes, const u8* four, bool sync) {
@@ -624,14 +635,24 @@ EXPORT void gpustore_core_blosc_streams(
     gpustore::BloscFrames(*frames, heads).read_streams(blocks, block_count, streams, stream_count);
 }
 
-// Reads files whole into memory, one behind the other; their names end in 0 each. The two integers of
-// each file are its status and its length.
+// Reads files whole into memory; their names end in 0 each. The three integers of each file are its
+// status, its first byte in the memory and its length. A second thread reads half of many files.
 EXPORT void gpustore_core_read_files(std::int64_t count, const char* names, unsigned char* memory,
-    std::int64_t nbytes, std::int64_t* two) {
-    for (; count > 0; count--, two += 2, names += std::strlen(names) + 1) {
-        two[0] = gpustore::read_file(names, memory, nbytes, two[1]);
-        memory += two[1], nbytes -= two[1];
+    std::int64_t nbytes, std::int64_t* three, std::int64_t threads) {
+    using namespace gpustore;
+    const i64 here = threads > 1 && count >= MANY_FILES ? count / 2 : count;
+    const char* others = names;
+    for (i64 file = 0; file < here; file++) others += std::strlen(others) + 1;
+    const i64 middle = here < count ? nbytes / 2 : nbytes;
+    const auto read_others = [=] { read_files(count - here, others, memory, middle, nbytes, three + 3 * here); };
+    std::thread helper;
+    try {
+        if (here < count) helper = std::thread(read_others);
+    } catch (const std::system_error&) {
+        read_others();
     }
+    read_files(here, names, memory, 0, middle, three);
+    if (helper.joinable()) helper.join();
 }
 
 // Stores a value as a new file, or in place of one version of it; 0 if nothing was done.

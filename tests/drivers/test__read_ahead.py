@@ -35,9 +35,12 @@ def opened_files(monkeypatch):
     """Names that are read together, a list for each call."""
     calls = []
     read = _read_ahead.read_short_files
-    monkeypatch.setattr(
-        _read_ahead, "read_short_files", lambda names, n: calls.append(names) or read(names, n)
-    )
+
+    def note(names, *more):
+        calls.append(names)
+        return read(names, *more)
+
+    monkeypatch.setattr(_read_ahead, "read_short_files", note)
     return calls
 
 

@@ -24,7 +24,7 @@ class _Memory(threading.local):
 
     def __init__(self) -> None:
         self.values = bytearray(NBYTES)
-        self.columns = numbers("q", (0, 0))
+        self.columns = numbers("q", (0, 0, 0))
         # Neither is ever resized.
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.values))
         self.columns_address = self.columns.buffer_info()[0]
@@ -39,7 +39,7 @@ def _core() -> Any:
     if core is None:
         return None
     number, address = ctypes.c_int64, ctypes.c_void_p
-    types = (number, ctypes.c_char_p, address, number, address)
+    types = (number, ctypes.c_char_p, address, number, address, number)
     core.gpustore_core_read_files.argtypes = types
     core.gpustore_core_read_files.restype = None
     text = ctypes.c_char_p
@@ -69,31 +69,31 @@ def read_short_file(name: bytes, limit: int) -> bytes | int:
         return NOT_DONE
     memory = _memory
     nbytes = min(limit, NBYTES)
-    core.gpustore_core_read_files(1, name, memory.address, nbytes, memory.columns_address)
-    status, nbytes = memory.columns
+    core.gpustore_core_read_files(1, name, memory.address, nbytes, memory.columns_address, 1)
+    status, _, nbytes = memory.columns
     return bytes(memory.values[:nbytes]) if status == DONE else status
 
 
-def read_short_files(names: Sequence[bytes], limit: int) -> list[bytes | int]:
-    """Read files as :func:`read_short_file`, if all are together not much longer than usual."""
+def read_short_files(names: Sequence[bytes], limit: int, threads: int) -> list[bytes | int]:
+    """Read files as :func:`read_short_file`, if all are together not much longer than usual.
+
+    A second thread, if allowed, reads half of many.
+    """
     core = _core()
     if core is None:
         return [NOT_DONE] * len(names)
     limit = min(limit, NBYTES)
     values = bytearray(limit + len(names) * _USUAL_NBYTES)
-    columns = numbers("q", bytes(16 * len(names)))
+    columns = numbers("q", bytes(24 * len(names)))
     address = ctypes.addressof(ctypes.c_char.from_buffer(values))
     # A byte string ends in 0 too.
     text, place = b"\0".join(names), columns.buffer_info()[0]
-    core.gpustore_core_read_files(len(names), text, address, len(values), place)
+    core.gpustore_core_read_files(len(names), text, address, len(values), place, threads)
     found: list[bytes | int] = []
-    begin = 0
-    for status, nbytes in zip(columns[::2], columns[1::2]):
-        end = begin + nbytes
+    for status, begin, nbytes in zip(columns[::3], columns[1::3], columns[2::3]):
         if status == DONE and nbytes > limit:
             status = NOT_DONE
-        found.append(bytes(values[begin:end]) if status == DONE else status)
-        begin = end
+        found.append(bytes(values[begin : begin + nbytes]) if status == DONE else status)
     return found
 
 

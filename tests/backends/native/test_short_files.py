@@ -44,13 +44,22 @@ def test_files_are_read_whole_without_links(files):
 
 def test_files_are_read_together(files):
     together = {name: value for name, value in files.items() if value != VALUES[-1]}
-    assert read_short_files([*together], NBYTES) == [*together.values()]
-    assert read_short_files([], NBYTES) == []
+    assert read_short_files([*together], NBYTES, 2) == [*together.values()]
+    assert read_short_files([], NBYTES, 2) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [63, 64, 65, 1000])
+def test_two_threads_read_many_files(count, threads, files):
+    few = [*((name, value) for name, value in files.items() if value != VALUES[-1])]
+    expected = [few[i % len(few)] for i in range(count)]
+    names = [name for name, _ in expected]
+    assert read_short_files(names, NBYTES, threads) == [value for _, value in expected]
 
 
 def test_what_does_not_fit_is_left(files):
     names = [name for name, value in files.items() if value == VALUES[-1]] * 4
-    found = read_short_files(names, NBYTES)
+    found = read_short_files(names, NBYTES, 2)
     assert found == [VALUES[-1]] + [NOT_DONE] * 3
 
 
@@ -62,7 +71,7 @@ def test_no_file_is_longer_than_the_limit(files, limit):
         if value != VALUES[-1]
     }
     assert {name: read_short_file(name, limit) for name in expected} == expected
-    assert read_short_files([*expected], limit) == [*expected.values()]
+    assert read_short_files([*expected], limit, 2) == [*expected.values()]
 
 
 def test_threads_do_not_share_memory(files):
@@ -85,7 +94,7 @@ def test_threads_do_not_share_memory(files):
 def test_no_descriptor_stays_open(files):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        read_short_files([*files], NBYTES)
+        read_short_files([*files], NBYTES, 2)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
