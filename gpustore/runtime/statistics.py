@@ -56,14 +56,15 @@ COUNTERS: Final = MappingProxyType(
 """Description of each counter, by name; a test holds the package to these names."""
 
 
-# One lock for all: it is held for a few dictionary updates a batch, never while anything waits.
-_lock = threading.Lock()
+# One lock for all: it is held for a few dictionary updates a batch, never while anything waits. A
+# thread may take it twice: the collector runs finalizers, which may count, where objects are made.
+_lock = threading.RLock()
 
 
 def _after_fork() -> None:
     """Make a lock that no thread of the parent process holds."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,7 +1,9 @@
 """Tests of the counters."""
 
 import ast
+import gc
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -396,3 +398,44 @@ def test_work_is_divided_between_operations_without_rest(count, amounts):
         expected = [amount * i // count - amount * (i - 1) // count for i in range(1, count + 1)]
         assert [one[name] for one in operations] == expected
     shared.divide([None])
+
+
+class AddsAtItsEnd:
+    """Garbage of the collector, whose finalizer counts."""
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        STATISTICS.add(reads=1)
+
+
+def test_a_finalizer_may_count_wherever_the_collector_runs():
+    shared, parts = Operation(), [Operation() for _ in range(3)]
+    steps = [
+        lambda: attributed(shared, lambda: STATISTICS.add(key_reads=3)),
+        shared.snapshot,
+        partial(shared.divide, parts),
+        shared.reset,
+        STATISTICS.snapshot,
+    ]
+
+    def run():
+        thresholds = gc.get_threshold()
+        for allocations in range(1, 25):
+            for step in steps:
+                gc.collect()
+                AddsAtItsEnd()
+                gc.set_threshold(allocations)
+                step()
+                gc.set_threshold(*thresholds)
+
+    before = STATISTICS["reads"]
+    thread = threading.Thread(target=run, daemon=True)
+    gc.freeze()  # Collections are quick from here on.
+    thread.start()
+    thread.join(60)
+    gc.unfreeze()
+    assert not thread.is_alive()
+    gc.collect()
+    assert STATISTICS["reads"] == before + 24 * len(steps)
