@@ -54,7 +54,7 @@ GATHERINGS = 10
 
 
 class StridedRead:
-    """A read of one array, a task for its Future (:class:`gpustore.runtime.future.Deferred`).
+    """A read of one array, a task for its Future (:class:`gpustore.runtime.deferred.Deferred`).
 
     Attributes
     ----------

@@ -33,6 +33,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
+from gpustore.runtime.deferred import Deferred, Runner, Task
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
@@ -53,38 +54,6 @@ def _enter_child() -> None:
 
 
 os.register_at_fork(after_in_child=_enter_child)
-
-
-class Runner(Protocol):
-    """Executor of deferred tasks, as a Future needs it."""
-
-    def begin(self, future: Future[Any], fn: Callable[[], Any], /) -> None:
-        """Finish `future` with the result of `fn` soon, on another thread."""
-
-
-class Deferred(Protocol):
-    """A task that has not begun, as its Future needs it."""
-
-    @property
-    def now(self) -> Callable[[], Any]:
-        """Does the task on this thread; returns its result, or a Future of it."""
-
-    def begin(self, future: Future[Any], /) -> None:
-        """Finish `future` with the result soon, on another thread."""
-
-
-class _Task:
-    """A deferred call of a function."""
-
-    __slots__ = ("_executor", "now")
-
-    def __init__(self, now: Callable[[], Any], executor: Runner) -> None:
-        self.now = now
-        self._executor = executor
-
-    def begin(self, future: Future[Any], /) -> None:
-        """Let the executor finish `future`."""
-        self._executor.begin(future, self.now)
 
 
 class Crew(Protocol):
@@ -137,7 +106,7 @@ class Future(Generic[T]):
     _value: T
     _error: BaseException | None
     _callbacks: list[Callable[[Future[T]], object]] | None  # None as well if there are none
-    _waiters: tuple[threading.Lock, ...]
+    _waiters: list[threading.Lock] | None
     _deferred: Deferred | None
     _early: Callable[[], tuple[T] | None] | None  # the result for a stream, if it may wait for it
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
@@ -175,7 +144,7 @@ class Future(Generic[T]):
             Called by :meth:`on_stream` once the task has begun; see :meth:`Promise.offer`.
         """
         self: Future[T] = new()
-        self._deferred = _Task(fn, executor)
+        self._deferred = Task(fn, executor)
         self._early = early
         return self
 
@@ -300,10 +269,11 @@ class Future(Generic[T]):
 
         If the operation is done already, the callback runs at once, on this thread.
         """
+        added = [callback]
         with self._lock:
             waiting = not self._done
             if waiting:
-                self._call_at_end(callback)
+                self._callbacks = _joined(self._callbacks, added)
         if waiting:
             self.force()
         else:
@@ -365,12 +335,6 @@ class Future(Generic[T]):
     def __array__(self, dtype: object = None, copy: object = None) -> Any:
         raise TypeError(f"a Future is not an array, but its result may be: {_CALL_RESULT}")
 
-    def _call_at_end(self, callback: Callable[[Future[T]], object]) -> None:
-        """Add a callback to a Future that is not done; called under the lock."""
-        if self._callbacks is None:
-            self._callbacks = []
-        self._callbacks.append(callback)
-
     def _claim(self) -> Deferred | None:
         """Return the deferred task to the first caller, None to all others."""
         # Without the lock, which most waits need not take: a claimed task never comes back.
@@ -414,9 +378,10 @@ class Future(Generic[T]):
             if done.cancelled():
                 inner.cancel()
 
+        added: list[Callable[[Future[T]], object]] = [cancel]
         with self._lock:
             if not self._done:
-                self._call_at_end(cancel)
+                self._callbacks = _joined(self._callbacks, added)
                 self._help = inner._help
         inner.add_done_callback(copy)
         # A cancellation before `cancel` was added has not called it.
@@ -438,7 +403,7 @@ class Future(Generic[T]):
         """Wake waiting threads and call the callbacks; called once, by the thread that finished."""
         self._deferred = self._help = self._early = None
         if self._waiters:
-            waiters, self._waiters = self._waiters, ()
+            waiters, self._waiters = self._waiters, None
             for waiter in waiters:
                 waiter.release()
         if not self._callbacks:
@@ -501,10 +466,11 @@ class Future(Generic[T]):
         """
         waiter = threading.Lock()
         waiter.acquire()
+        added = [waiter]
         with self._lock:
             if self._done:
                 return True
-            self._waiters += (waiter,)
+            self._waiters = _joined(self._waiters, added)
         woken = False
         end = math.inf if seconds < 0 else time.monotonic() + seconds
         try:
@@ -513,7 +479,8 @@ class Future(Generic[T]):
         finally:
             if not woken:
                 with self._lock:
-                    self._waiters = tuple([one for one in self._waiters if one is not waiter])
+                    if self._waiters and waiter in self._waiters:
+                        self._waiters.remove(waiter)
         return woken
 
 
@@ -526,8 +493,7 @@ def new(epoch: int | None = None) -> Future[Any]:
     self._lock = threading.Lock()
     self._done = False
     self._value = self._error = self._deferred = self._help = self._early = None
-    self._callbacks = None
-    self._waiters = ()
+    self._callbacks = self._waiters = None
     self._epoch = epoch
     self._statistics = CURRENT.operation
     return self
@@ -569,6 +535,14 @@ def _article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
+def _joined(present: list[T] | None, added: list[T]) -> list[T]:
+    """Return both lists as one, and make no object: a finalizer could want the caller's lock."""
+    if present is None:
+        return added
+    present += added
+    return present
+
+
 def _seconds(timeout: float | None, deadline: float | None) -> float:
     """Combine the two time limits into seconds from now, within what a lock accepts."""
     seconds = threading.TIMEOUT_MAX
@@ -598,5 +572,5 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEven
             self._finish(done.result(), None)
 
     running.add_done_callback(copy)
-    self._call_at_end(lambda done: done.cancelled() and running.cancel())
+    self._callbacks = [lambda done: done.cancelled() and running.cancel()]
     return self
