@@ -229,6 +229,7 @@ def test_damage_of_any_kind_is_an_error_or_does_no_harm():
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(2, 22))
 def test_more_damage(seed):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests import gpu
-from tests.reliability.scales import scales
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +56,13 @@ def run(*arguments):
 
 
 @pytest.mark.matrix("costly")
-@pytest.mark.parametrize("places", scales(sorted(FILES), ["tests", "gpustore"]))
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(sorted(FILES), id="their files"),
+        pytest.param(["tests", "gpustore"], id="all files", marks=pytest.mark.long),
+    ],
+)
 def test_few_packages_are_enough_to_collect_them(places):
     done = run("--collect-only", *places)
     assert done.returncode == 0, done.stdout + done.stderr
