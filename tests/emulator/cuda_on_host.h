@@ -13,7 +13,8 @@
 //
 // Works with -fsanitize=address,undefined (shared arrays have red zones) and with
 // -fsanitize=thread (each CUDA thread is a thread for it; threads of different blocks are ordered
-// by nothing but the launch). Not modelled: speed, coalescing, the memory model between blocks.
+// by nothing but the launch; with -DHOST_ONE_THREAD, which is much quicker, a launch is one thread
+// with whoever launched it). Not modelled: speed, coalescing, the memory model between blocks.
 #pragma once
 #include <sys/mman.h>
 
@@ -31,6 +32,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
+#if !defined(HOST_ONE_THREAD)
+#define HOST_THREADS  // Each CUDA thread is a thread for the sanitizer.
+#endif
 extern "C" {
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
@@ -118,7 +122,7 @@ static std::mutex one_launch;
 static const void* main_bottom;
 static size_t main_nbytes;
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
 static void* main_tsan;
 static char launch_begin, launch_end, barrier_sync[2], warp_sync[MAX_THREADS / 32][2];
 #endif
@@ -179,7 +183,7 @@ HOST_QUIET static void to_main() {
   void* fake;
   __sanitizer_start_switch_fiber(&fake, main_bottom, main_nbytes);
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   __tsan_switch_to_fiber(main_tsan, 1);
 #endif
   switch_stack(current_fiber, &main_fiber);
@@ -194,7 +198,7 @@ HOST_QUIET static void to_fiber(Fiber* fiber, [[maybe_unused]] void* tsan) {
   void* fake;
   __sanitizer_start_switch_fiber(&fake, fiber->stack, STACK_NBYTES);
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   __tsan_switch_to_fiber(tsan, 1);
 #endif
   switch_stack(&main_fiber, fiber);
@@ -212,7 +216,7 @@ HOST_QUIET static void run_threads() {
       const unsigned thread = sequence[started++];
       set_current(thread);
       threads[thread].state = RUNNING;
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
       __tsan_acquire(&launch_begin);
       body(body_argument);
       __tsan_release(&launch_end);
@@ -267,14 +271,14 @@ HOST_QUIET static void wait_as(State state, int line) {
   mine.state = state;
   mine.line = line;
   mine.fiber = current_fiber;
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   // Two places taken in turn: with one, the second phase of a race would look ordered.
   char* place = state == AT_BARRIER ? &barrier_sync[mine.barriers++ & 1]
                                     : &warp_sync[thread / 32][mine.warp_operations++ & 1];
   __tsan_release(place);
 #endif
   to_main();
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   __tsan_acquire(place);
 #endif
   set_current(thread);
@@ -327,7 +331,7 @@ HOST_QUIET static bool resume_warp(unsigned warp) {
 }
 
 HOST_QUIET static void clear_arena() {
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   if (arena) munmap(arena, ARENA_NBYTES);  // Also forgets who used it.
   arena = nullptr;
 #endif
@@ -361,7 +365,7 @@ HOST_QUIET static void run_block() {
   started = 0;
   while (started < thread_count && !message[0]) {
     void* tsan = nullptr;
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
     tsan = threads[sequence[started]].tsan = __tsan_create_fiber(1);
 #endif
     to_fiber(idle_fiber(), tsan);
@@ -400,7 +404,7 @@ HOST_QUIET static void run_block() {
       if (thread.state == AT_BARRIER) to_fiber(thread.fiber, thread.tsan);
     }
   }
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   for (unsigned i = 0; i < thread_count; i++) {
     if (threads[i].tsan) __tsan_destroy_fiber(threads[i].tsan);
   }
@@ -420,7 +424,7 @@ HOST_QUIET static int run_grid(dim3 grid, dim3 block, Order how, char* error, si
     fail("invalid launch configuration, %u x %u x %u blocks of %u threads", grid.x, grid.y, grid.z,
          thread_count);
   }
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   main_tsan = __tsan_get_current_fiber();
   __tsan_release(&launch_begin);
 #endif
@@ -430,7 +434,7 @@ HOST_QUIET static int run_grid(dim3 grid, dim3 block, Order how, char* error, si
                 (unsigned)(b / grid.x / grid.y)};
     run_block();
   }
-#if defined(__SANITIZE_THREAD__)
+#if defined(HOST_THREADS)
   __tsan_acquire(&launch_end);
 #endif
   if (!message[0]) return 0;

@@ -3,8 +3,10 @@
 It proves indexing, descriptors, barriers and values of the kernels. It says nothing about speed
 or what NVRTC accepts.
 
-``KERNEL_SANITIZER`` in the environment is ``address`` (with undefined behaviour) or ``thread``; the
-sanitizer's library must then be preloaded (`preload`), because Python itself is built without.
+``KERNEL_SANITIZER`` in the environment is ``address`` (with undefined behaviour), ``thread``, or
+``host-thread``, for which all of a launch is one thread: it sees races with other threads of the
+host, and not those in a kernel. The sanitizer's library must then be preloaded (`preload`), because
+Python itself is built without.
 Libraries are kept in the folder for temporary files under the hash of all that makes them.
 """
 
@@ -35,6 +37,7 @@ SANITIZER_FLAGS = {
     "": ["-O1"],
     "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
+    "host-thread": ["-O1", "-g1", "-fsanitize=thread", "-DHOST_ONE_THREAD"],
 }
 
 
@@ -44,7 +47,7 @@ class LaunchError(Exception):
 
 def preload(sanitizer):
     """Path of the library that must be preloaded into Python for a sanitizer."""
-    name = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer]
+    name = "libasan.so" if sanitizer == "address" else "libtsan.so"
     command = [COMPILER, f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -141,6 +141,8 @@ RIGHT = ", ".join(f"{kernel}<NONE>" for kernel in KERNELS)
         ("thread", "add<BLOCKS>", "data race"),
         ("address", RIGHT, None),
         ("thread", RIGHT, None),
+        ("host-thread", RIGHT, None),
+        ("host-thread", "add<BLOCKS>", None),  # Its CUDA threads are one thread.
     ],
 )
 def test_sanitizers_report_what_is_planted_and_nothing_else(sanitizer, expressions, report):

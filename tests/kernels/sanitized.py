@@ -1,6 +1,7 @@
 """Run pytest with kernels and native core compiled for a sanitizer, which Python must preload.
 
-``python -m tests.kernels.sanitized address -q tests/kernels``; or ``thread``.
+``python -m tests.kernels.sanitized address -q tests/kernels``; or ``thread``, or ``host-thread``
+(``host_build.py``).
 """
 
 import os
