@@ -96,8 +96,10 @@ ROUNDS_S = 0.5
 def measure(benchmark, request):
     """Run in rounds, note the speed, and return the last result.
 
-    Without `rounds` there are 3 to 25 of them, as many as fill half a second, and one round where
-    it takes more than 2 s.
+    Without `rounds` there are 5 to 25 of them, as many as fill half a second, and one round where
+    it takes more than 2 s. The result of a round is kept until the next has ended, so that two
+    rounds, the calls before them aside, may meet memory that the process did not have: fewer than
+    five rounds would have the time of these as their median.
     """
 
     def run(function, *, nbytes, setup=None, rounds=None):
@@ -111,7 +113,7 @@ def measure(benchmark, request):
             begin = time.perf_counter()
             function(*args, **kwargs)
             seconds = time.perf_counter() - begin
-            rounds = 1 if seconds > 2 else max(3, min(25, int(ROUNDS_S / seconds)))
+            rounds = 1 if seconds > 2 else max(5, min(25, int(ROUNDS_S / seconds)))
             warmup_rounds = 0
         result = benchmark.pedantic(
             function, setup=setup, rounds=rounds, iterations=1, warmup_rounds=warmup_rounds
