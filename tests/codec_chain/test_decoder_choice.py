@@ -56,7 +56,7 @@ def test_thresholds_of_the_rule_replace_those_of_the_table():
 
 # --------------------------------------------------------------------------- reads
 
-ROWS, CHUNK = 66, 4 << 20
+ROWS, CHUNK = 66, 5 << 18
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 BLOSC = {
     "name": "blosc",
@@ -72,7 +72,7 @@ BLOSC = {
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory):
-    """66 chunks of 4 MiB, all but the first zeros, as zstd and as Blosc frames."""
+    """66 chunks of 1.25 MiB, all but the first zeros, as zstd and as Blosc frames."""
     folder = tmp_path_factory.mktemp("volume")
     elements = np.zeros((ROWS, CHUNK // 4), "u4")
     elements[:, :1000] = np.arange(1000)
@@ -122,7 +122,7 @@ def test_all_streams_of_a_read_are_in_view(volume):
         assert device.counts["memory"] == 1  # A slow question.
         assert statistics["chunks_decoded_device"] == ROWS
         assert statistics["host_fallbacks"] == statistics["few_stream_reads"] == 0
-        assert explanation.device_reason == "zstd: 66 streams of up to 4194304 bytes, at least 66"
+        assert explanation.device_reason == "zstd: 66 streams of up to 1310720 bytes, at least 66"
 
 
 @needs_compiler
@@ -133,7 +133,7 @@ def test_a_read_of_few_long_streams_is_decoded_by_the_host(volume):
         assert statistics["host_fallbacks"] == 5
         assert statistics["few_stream_reads"] == 1
         assert explanation.host_reason == (
-            "zstd: 5 streams of up to 4194304 bytes, fewer than 66 of more than 1048576 bytes"
+            "zstd: 5 streams of up to 1310720 bytes, fewer than 66 of more than 1048576 bytes"
         )
         assert [one.decoder for one in explanation.codecs] == ["host"]
 
@@ -143,8 +143,9 @@ def test_blocks_of_frames_are_streams(volume):
     with emulated() as device:
         statistics, explanation = read(volume / "blosc", device, np.s_[:5])
         assert statistics["chunks_decoded_device"] == 5
+        # Of a chunk two blocks of four streams, and one that is too short to be split.
         assert explanation.device_reason == (
-            "lz4: 160 streams of up to 131072 bytes, none of more than 1048576 bytes"
+            "lz4: 45 streams of up to 262144 bytes, none of more than 1048576 bytes"
         )
 
 

@@ -27,6 +27,7 @@ def contents(kind, nbytes, seed=0):
     return np.where(np.arange(nbytes) % 8 < 4, 1, rng.integers(0, 256, nbytes)).astype(np.uint8)
 
 
+@pytest.mark.matrix
 @each("cname", CNAMES)
 @each("shuffle", [0, 1, 2])
 @each("typesize", [1, 2, 3, 4, 8, 16, 20])
