@@ -375,8 +375,8 @@ private:
             count_read(range.nbytes, array_.nbytes);
             return true;
         }
-        if (reads_apart(row)) return read_groups(row, range);
         if (2 * (high_ - low_) > array_.nbytes) low_ = 0, high_ = array_.nbytes;
+        if (reads_apart(row)) return read_groups(row, range);
         const i64 span = high_ - low_;
         u8* bytes = scratch_.take(Scratch::ENCODED, span);
         if (!bytes || !file_.read(bytes, span, range.start + low_) || !is_legal(bytes, span)) return false;
@@ -400,7 +400,7 @@ private:
     }
 
     bool read_groups(i64 row, const Range& range) {
-        i64 fetched = 0, wanted = 0;
+        i64 fetched = 0;
         for (i64 region = first_region(row); region < first_region(row + 1); region++) {
             Groups groups(box_of(region), array_.itemsize);
             const Dimension& along = groups.along;
@@ -420,9 +420,8 @@ private:
                 copy_box(dst + first * along.dst, bytes + (here - begin), groups.box, array_.itemsize, array_.word);
                 fetched += span;
             }
-            wanted += high - low + step * (along.count - 1);
         }
-        count_read(fetched, wanted);
+        count_read(fetched, high_ - low_);
         return true;
     }
 

@@ -134,6 +134,7 @@ def test_regions_of_a_raw_chunk_that_lie_far_apart_are_fetched_alone(kind, endia
     assert all(map(np.array_equal, found, expected))
     assert sum(future.statistics["key_reads"] for future in futures) == 1
     assert sum(future.statistics["bytes_fetched"] for future in futures) < values.nbytes / 8
+    assert sum(future.statistics["bytes_decoded"] for future in futures) == values.nbytes
 
 
 @given(st.data(), specs(), st.integers(0, 999))
