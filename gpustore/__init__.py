@@ -41,6 +41,7 @@ from gpustore.front.array import array
 from gpustore.front.cast import cast
 from gpustore.front.create_array import create_array, save
 from gpustore.front.group import Group
+from gpustore.front.guests import store_dask, to_dask
 from gpustore.front.open import open
 from gpustore.front.open_group import open_group
 from gpustore.front.spec import Spec
@@ -179,7 +180,9 @@ __all__ = [
     "open_group",
     "save",
     "statistics",
+    "store_dask",
     "string",
+    "to_dask",
     "uint16",
     "uint32",
     "uint64",

@@ -124,6 +124,26 @@ def schemes() -> tuple[str, ...]:
     return tuple(sorted(name for folder, name in names if _SCHEMES.get((folder, name)) != ""))
 
 
+def guest(library: str) -> Any:
+    """Import ``gpustore/interop/<library>``, the module about a library that is used together.
+
+    Parameters
+    ----------
+    library : str
+        Name of the module, which is that of the library and of the extra that installs it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the library is not installed; the message has the command that installs it.
+    """
+    if not is_installed(library):
+        raise ModuleNotFoundError(
+            f"{library} is not installed: python -m pip install 'gpustore[{library}]'", name=library
+        )
+    return importlib.import_module(f"gpustore.interop.{library}")
+
+
 def is_installed(module: str) -> bool:
     """Whether a module of another package can be imported; imports at most its parent packages.
 

@@ -68,6 +68,7 @@ def test_every_import_is_declared():
         | EXTRAS["zfp"]
         | EXTRAS["cuda13"]
         | EXTRAS["gds13"]
+        | EXTRAS["dask"]
         | EXTRAS["xarray"]
         | {"torch"}  # Of those who choose its allocator; which build depends on the driver.
     )

@@ -29,7 +29,7 @@ def test_there_is_a_guide():
     assert named <= {page.stem for page in PAGES}
 
 
-GUESTS = {"xarray": "xarray"}
+GUESTS = {"dask": "dask", "xarray": "xarray"}
 """Pages that need a library which is not there for every run of the tests."""
 
 _RUN = """

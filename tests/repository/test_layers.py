@@ -54,6 +54,7 @@ CONFINED = {
     "botocore": "gpustore.kvstores.s3.credentials",
     "google": "gpustore.kvstores.gcs.credentials",
     "rich": "gpustore.cli",
+    "dask": "gpustore.interop.dask",
     "xarray": "gpustore.interop.xarray",
     "PIL": "gpustore.cli",
 }

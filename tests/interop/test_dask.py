@@ -1,0 +1,115 @@
+"""Lazy arrays of dask and their storing, within one process and on workers of their own."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import gpustore
+from tests.matrix import each
+
+dask_array = pytest.importorskip("dask.array", reason="dask is not installed")
+
+VALUES = np.arange(30 * 20, dtype="int32").reshape(30, 20)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return gpustore.save(tmp_path / "x.zarr", VALUES, chunks=(4, 5), shards=(8, 10))
+
+
+VIEWS = {
+    "whole": (lambda s: s, VALUES),
+    "slice": (lambda s: s[8:25], VALUES[8:25]),
+    "transposed": (lambda s: s.T, VALUES.T),
+    "reversed": (lambda s: s[:, ::-1], VALUES[:, ::-1]),
+    "scalar": (lambda s: s[3, 4], VALUES[3, 4]),
+    "index array": (lambda s: s.oindex[[5, 2, 9]], VALUES[[5, 2, 9]]),
+}
+
+
+@each("chunks", ["chunk", "shard", "auto", 7])
+@each("view", VIEWS)
+def test_lazy_arrays_have_the_values_of_the_store(view, chunks, stored):
+    select, expected = VIEWS[view]
+    lazy = gpustore.to_dask(select(stored), chunks)
+    np.testing.assert_array_equal(lazy.compute(scheduler="threads"), expected)
+    assert lazy.dtype == VALUES.dtype
+    np.testing.assert_array_equal((lazy + 1).sum().compute(), (expected + 1).sum())
+
+
+def test_chunks_are_those_of_the_store(stored):
+    assert gpustore.to_dask(stored).chunksize == (4, 5)
+    assert gpustore.to_dask(stored, "shard").chunksize == (8, 10)
+    assert gpustore.to_dask(gpustore.array(VALUES)).chunksize == VALUES.shape
+    with pytest.raises(ValueError, match="'chunk', 'shard', 'auto' or sizes, got 'chunky'"):
+        gpustore.to_dask(stored, "chunky")
+
+
+def test_names_follow_from_spec_and_generation(stored):
+    again = gpustore.open(stored.kvstore.url).result()
+    assert gpustore.to_dask(stored).name == gpustore.to_dask(again).name
+    assert gpustore.to_dask(stored).name != gpustore.to_dask(stored[1:]).name
+    stored.attrs["changed"] = True
+    assert gpustore.to_dask(again).name != gpustore.to_dask(stored, "shard").name
+    here = gpustore.array(VALUES)
+    assert gpustore.to_dask(here).name != gpustore.to_dask(gpustore.array(VALUES)).name
+
+
+def test_a_graph_is_small_and_opens_the_store_anew(stored):
+    text = pickle.dumps(gpustore.to_dask(stored) + 1)
+    assert len(text) < 20_000
+    np.testing.assert_array_equal(pickle.loads(text).compute(), VALUES + 1)
+    with pytest.raises(gpustore.UnsupportedError, match="stays within its process"):
+        pickle.dumps(gpustore.to_dask(gpustore.array(VALUES)))
+
+
+def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
+    text = pickle.dumps(gpustore.to_dask(stored))
+    gpustore.save(tmp_path / "x.zarr", VALUES + 1, chunks=(4, 5), overwrite=True)
+    with pytest.raises(
+        gpustore.MismatchError, match=r"x\.zarr.* has changed since the graph was made"
+    ):
+        pickle.loads(text)
+
+
+def test_from_array_takes_a_store(stored):
+    lazy = dask_array.from_array(stored)
+    np.testing.assert_array_equal(lazy.compute(), VALUES)
+
+
+@each("sizes", [(4, 5), (7, 20), (30, 3), (1, 1)])
+@each("layout", [{"chunks": (4, 5)}, {"chunks": (4, 5), "shards": (8, 10)}, {}])
+def test_no_two_tasks_write_to_one_stored_value(sizes, layout, tmp_path):
+    source = dask_array.from_array(VALUES, chunks=sizes)
+    before = gpustore.statistics["key_reads"]
+    work = gpustore.store_dask(source, tmp_path / "y.zarr", compute=False, **layout)
+    made = gpustore.statistics["key_reads"]
+    work.compute()
+    # A value that a task wrote in part would be read first.
+    assert gpustore.statistics["key_reads"] == made == before
+    np.testing.assert_array_equal(gpustore.open(tmp_path / "y.zarr").result(), VALUES)
+
+
+def test_work_can_be_done_later(tmp_path):
+    work = gpustore.store_dask(
+        dask_array.from_array(VALUES, chunks=8), tmp_path / "y.zarr", compute=False, dims=("y", "x")
+    )
+    opened = gpustore.open(tmp_path / "y.zarr").result()
+    assert opened.domain.labels == ("y", "x")
+    assert not np.asarray(opened).any()
+    work.compute()
+    np.testing.assert_array_equal(opened, VALUES)
+
+
+@pytest.mark.matrix("costly")
+def test_workers_in_other_processes(stored, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+    ):
+        lazy = gpustore.to_dask(stored)
+        np.testing.assert_array_equal((lazy * 2).compute(), VALUES * 2)
+        gpustore.store_dask(lazy + 1, tmp_path / "y.zarr", chunks=(4, 5))
+    np.testing.assert_array_equal(gpustore.open(tmp_path / "y.zarr").result(), VALUES + 1)
