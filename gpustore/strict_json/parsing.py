@@ -290,7 +290,8 @@ for _char, _name in {'"': '"', "'": "'", "\\": "\\", "\n": "n", "\r": "r", "\t":
     _ESCAPES[ord(_char)] = "\\" + _name
 
 
-_PLAIN_TYPES = frozenset({bool, int, float, str})
+_PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
+_NAME_TYPES = frozenset({str})
 
 
 def from_python(value: object) -> JsonValue:
@@ -307,12 +308,15 @@ def from_python(value: object) -> JsonValue:
     >>> from_python({"shape": (np.int64(3), 4)})
     {'shape': [3, 4]}
     """
-    if value is None or type(value) in _PLAIN_TYPES:
+    if type(value) in _PLAIN_TYPES:
         return value
-    if type(value) is dict and all(type(name) is str for name in value):
-        return {name: from_python(item) for name, item in value.items()}
+    if type(value) is dict and _NAME_TYPES.issuperset(map(type, value)):
+        return {
+            name: item if type(item) in _PLAIN_TYPES else from_python(item)
+            for name, item in value.items()
+        }
     if type(value) is list or type(value) is tuple:
-        return [from_python(item) for item in value]
+        return [item if type(item) in _PLAIN_TYPES else from_python(item) for item in value]
     for plain in (int, float, str):
         # Not a subclass such as an enumeration or numpy.float64.
         if isinstance(value, plain):
