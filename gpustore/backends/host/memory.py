@@ -160,7 +160,9 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.
     if not isinstance(array, np.ndarray) and not hasattr(array, "__array__"):
-        if dtype.name.startswith(_INTEGERS) and np.asarray(array).dtype.kind == "f":
+        listed = np.asarray(array)
+        # A list of nothing is of floats for NumPy.
+        if dtype.name.startswith(_INTEGERS) and listed.dtype.kind == "f" and listed.size:
             raise TypeError(
                 f"Cannot cast {array!r:.100} to {dtype!r} according to the rule 'safe'; convert it "
                 f"first, for instance by round()"
