@@ -160,6 +160,7 @@ CASES = {
     "no library": ("zstd", {}, {"decodes": ()}, "host"),
     "own kernels": ("blosc-lz4", {}, {"decodes": ()}, "own kernels"),
     "not trusted": ("zstd", {"gpu_decode_trust": "never"}, {}, "host"),
+    "chosen": ("zstd", {"gpu_decode_choice": "host"}, {}, "host"),
     "cached": ("zstd", {"cache_pool": {"total_bytes_limit": 1 << 20}}, {}, "nvcomp"),
 }
 

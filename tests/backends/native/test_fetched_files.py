@@ -15,8 +15,13 @@ from gpustore.backends.native.job import DONE, MISSING, NO_ROOM
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
+from gpustore.data_types.dtype import dtype
+from gpustore.errors import GpustoreError
 from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.metadata.component import Component
+from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.row_table import RowTable
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
@@ -103,3 +108,88 @@ def test_several_fetches_share_memory(store, tmp_path):
     for first, fetched in zip((0, 20), columns):
         for i, (at, nbytes) in enumerate(zip(fetched.at, fetched.nbytes), first):
             assert bytes(memory.data[at : at + nbytes]) in (bytes([i]) * (10 + i), b"")
+
+
+SHAPE = (30, 40)
+COMPRESSORS = {
+    "zstd": {"id": "zstd", "level": 1},
+    "lz4": {"id": "lz4", "acceleration": 1},
+    "zlib": {"id": "zlib", "level": 1},
+    "gzip": {"id": "gzip", "level": 1},
+    "blosc": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
+    "blosc zstd": {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 2, "blocksize": 256},
+}
+
+
+def chains():
+    for name, compressor in COMPRESSORS.items():
+        for type_ in ("<u2", "|b1"):
+            component = Component.whole(dtype("bool" if type_ == "|b1" else "uint16"))
+            yield f"{name}, {type_}", resolve_v2(compressor, None, component, SHAPE, "C")
+    for codecs in ([], [("zstd", {"level": 1, "checksum": False})]):
+        named = [("bytes", {"endian": "big"}), *codecs, ("crc32c", {})]
+        named = [NamedConfiguration(*one) for one in named]
+        yield f"{len(codecs)} and crc32c", resolve_v3(named, dtype("uint16"), SHAPE)
+
+
+CHAINS = dict(chains())
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_decoded_values_are_those_of_python_or_left_alone(store, tmp_path, name):
+    chain, chosen = CHAINS[name], random.Random(name)
+    most = 1 if chain.layout.dtype == np.bool_ else 255
+    expected = []
+    for row in range(60):
+        decoded = bytes(chosen.randint(0, most) for _ in range(100)) * (chain.layout.nbytes // 100)
+        value = bytearray(chain.encode(decoded))
+        if row % 4:
+            for _ in range(chosen.choice([0, 1, 1, 3])):
+                value[chosen.randrange(len(value))] = chosen.randrange(256)
+            value = value[: len(value) - chosen.choice([0, 0, 0, 1, 9])]
+            value += chosen.randbytes(chosen.choice([0, 0, 0, 7]))
+        (tmp_path / f"{row}.0").write_bytes(value)
+        try:
+            expected.append(bytes(chain.decode(bytes(value))))
+        except GpustoreError:
+            expected.append(None)
+    expected.append(MISSING)
+    options = {"shape": (1 << 30,) * 2, "key_separator": ".", "key_ratio": (1, 1), "key_rank": 2}
+    files = native_files(chain, (), **options, decodes=True)
+    nbytes = 61 * (chain.layout.nbytes + ALIGNMENT)
+    memory = np.zeros(nbytes, np.uint8)
+    table = RowTable.of_cells([[*range(61)], [0] * 61])
+    directory = store.key_directory(f"{tmp_path}/")
+    found = fetch_files(files, table, SharedMemory(memory, ALIGNMENT), nbytes, directory)
+    for status, at, size, value in zip(found.status, found.at, found.nbytes, expected):
+        if status == DONE:
+            assert bytes(memory[at : at + size]) == value
+        else:
+            assert (status == MISSING) == (value == MISSING)
+    done = found.status.tolist().count(DONE)
+    assert done >= 15
+    assert found.counts.decoded == done * chain.layout.nbytes
+    assert found.counts.left == 60 - done
+
+
+def test_decoded_values_without_room_are_left_for_the_next_memory(store, tmp_path):
+    chain = CHAINS["zstd, <u2"]
+    value = chain.encode(bytes(chain.layout.nbytes))
+    for row in range(5):
+        (tmp_path / f"{row}.0").write_bytes(value)
+    options = {"shape": (1 << 30,) * 2, "key_separator": ".", "key_ratio": (1, 1), "key_rank": 2}
+    files = native_files(chain, (), **options, decodes=True)
+    memory = np.zeros(4 * chain.layout.nbytes, np.uint8)
+    table = RowTable.of_cells([[*range(5)], [0] * 5])
+    shared = SharedMemory(memory, ALIGNMENT)
+    limit = 2 * chain.layout.nbytes + 2 * ALIGNMENT
+    found = fetch_files(files, table, shared, limit, store.key_directory(f"{tmp_path}/"))
+    assert found.status.tolist() == [DONE] * 2 + [NO_ROOM] * 3
+    assert found.counts.reads == 2
+
+
+def test_chains_that_the_core_does_not_decode_are_not_fetched_decoded():
+    bz2 = resolve_v2({"id": "bz2", "level": 1}, None, Component.whole(dtype("uint16")), SHAPE, "C")
+    options = {"shape": SHAPE, "key_separator": ".", "key_ratio": (1, 1), "key_rank": 2}
+    assert native_files(bz2, (), **options, decodes=True) is None
+    assert native_files(bz2, (), **options) is not None
