@@ -98,7 +98,7 @@ class DeviceBackend:
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
         self.caches = ChunkCaches(driven)
-        self.encoder = DeviceEncoder(driven, self._shrink, self.caches.give_back)
+        self.encoder = DeviceEncoder(driven, self._with_memory, self.caches.give_back)
         self._extents: dict[tuple[tuple[Chunks, ...], int], Extent] = {}
 
     def part_nbytes(self) -> int:
@@ -236,13 +236,8 @@ class DeviceBackend:
             found += self.driven.decompress_temp_nbytes(codec, *sizes)
         return found
 
-    def _shrink(self, lacking: type[MemoryError]) -> bool:
-        """Free memory that is kept for later reads; return whether another call may free more."""
-        self.buffers.free()
-        return bool(self.caches.give_back(lacking=lacking))
-
     def _with_memory(self, work: Callable[[], T]) -> T:
-        """Do `work`, again and again while it lacks memory that is kept for later reads."""
+        """Do `work`, again and again while it lacks memory that is kept for later work."""
         has_freed = False
         while True:
             try:
@@ -251,6 +246,7 @@ class DeviceBackend:
                 if has_freed and not self.caches.give_back(lacking=type(error)):
                     raise
                 self.buffers.free()
+                self.encoder.free()
                 has_freed = True
 
     def release(self) -> None:

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from gpustore.backends.base import Overlay
 from gpustore.backends.device.proven_encoders import ProvenEncoders
-from gpustore.backends.device.write_submission import Lane, WriteSubmission, WrittenChunk
+from gpustore.backends.device.write_submission import (
+    Lane,
+    WriteSubmission,
+    WrittenChunk,
+    WrittenValues,
+)
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device
 from gpustore.errors import GpustoreError, LimitError
@@ -34,9 +39,8 @@ class DeviceEncoder:
     Parameters
     ----------
     device : Device
-    shrink : callable
-        Frees device and pinned memory that others keep and do not use; returns whether another
-        call may free more.
+    with_memory : callable
+        Does a submission, again and again while it lacks memory that is kept for later ones.
     give_back : callable
         Frees about so many bytes of device memory that caches keep and nobody uses.
 
@@ -49,12 +53,12 @@ class DeviceEncoder:
     def __init__(
         self,
         device: Device,
-        shrink: Callable[[type[MemoryError]], bool],
+        with_memory: Callable[[Callable[[], WrittenValues]], WrittenValues],
         give_back: Callable[[int], object],
     ) -> None:
         self.codecs = ProvenEncoders(device)
         self._device = device
-        self._shrink = shrink
+        self._with_memory = with_memory
         self._give_back = give_back
         self._left = LANES
         self._idle: list[Lane] = []
@@ -111,32 +115,31 @@ class DeviceEncoder:
     ) -> list[Buffer | None]:
         """Encode chunks by one submission, or halves of them where memory is short."""
         encodes = chain.encode_unsupported_reason(self.codecs) is None
-        values = None
-        may_free = True
-        while True:
+
+        def run() -> WrittenValues:
             lane = self._take()
             try:
                 submission = WriteSubmission(
                     *(self._device, lane, chunks, overlays, chain, fill_value)
                 )
-                values = submission.run(keep_fill=keep_fill, encodes=encodes)
-                break
-            except MemoryError as error:
-                lacking = type(error)
+                return submission.run(keep_fill=keep_fill, encodes=encodes)
+            except MemoryError:
                 lane.free()
-                if not may_free and len(chunks) == 1:
-                    key = chunks[0].key
-                    raise LimitError(
-                        f'Error writing "{key}": a chunk of {chain.layout.nbytes} bytes and its '
-                        f"encoding do not fit the memory of device {self._device.name}",
-                        key=key,
-                    ) from error
+                raise
             finally:
                 self._put(lane)
-            if not may_free:
-                break
-            self.free()
-            may_free = self._shrink(lacking)
+
+        values = None
+        try:
+            values = self._with_memory(run)
+        except MemoryError as error:
+            if len(chunks) == 1:
+                key = chunks[0].key
+                raise LimitError(
+                    f'Error writing "{key}": a chunk of {chain.layout.nbytes} bytes and its '
+                    f"encoding do not fit the memory of device {self._device.name}",
+                    key=key,
+                ) from error
         if values is None:
             half = len(chunks) // 2
             found: list[Buffer | None] = []
