@@ -1,8 +1,8 @@
 """Host time of the device path: reads on a device that does nothing and costs nothing.
 
 The values are real. They lie in files in the page cache, of which many are links to the same few.
-Of the CPU time of a read the time that the system takes to open, read and close the same files is
-given apart; what remains is gpustore's.
+The table has the CPU time of a read, the part of it outside of the native core, the time that the
+system takes to open, read and close the same files, and the time of recording submissions.
 
 ``pytest benchmarks/test_device_host_cost.py`` prints the rows as a table.
 """
@@ -20,6 +20,8 @@ import gpustore
 from benchmarks.formats import SHAPE, ArrayFormat
 from benchmarks.gpu.recording_device import opened
 from benchmarks.null_device import NullDevice
+from gpustore.backends.device.submission import Submission
+from gpustore.backends.native.job import Job
 
 SMALL, LARGE = (32, 32, 32), (32, 128, 128)
 
@@ -27,6 +29,7 @@ FORMATS = [
     ArrayFormat(3, "zstd", SMALL),
     ArrayFormat(2, "blosc", SMALL),
     ArrayFormat(3, "zstd", SMALL, "sharded"),
+    ArrayFormat(2, "raw", SMALL),
     ArrayFormat(3, "zstd", LARGE),
     ArrayFormat(2, "blosc", LARGE),
 ]
@@ -49,8 +52,9 @@ ROUNDS_S = 1.0
 MOST_ROUNDS = 200
 
 HEADS = (
-    "format", "read", "chunks", "us a chunk", "system, us a chunk", "caller, us a chunk",
-    "ms a submission", "wall, ms", "submissions", "launches", "copies", "waits",
+    "format", "read", "chunks", "us a chunk", "Python, us a chunk", "system, us a chunk",
+    "caller, us a chunk", "ms a submission", "recording, ms", "wall, ms", "submissions",
+    "launches", "copies", "waits",
 )  # fmt: skip
 
 
@@ -114,7 +118,30 @@ def system_s(path, room):
     return resource.getrusage(resource.RUSAGE_SELF).ru_stime - begin
 
 
-def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read):
+@pytest.fixture
+def parts(monkeypatch):
+    """Seconds of CPU time of threads in parts of a read: ``core`` and ``recording``, in lists."""
+    found = {"core": [], "recording": []}
+
+    def timed(owner, name, part):
+        method = getattr(owner, name)
+
+        def call(*arguments):
+            begin = time.thread_time()
+            try:
+                return method(*arguments)
+            finally:
+                found[part].append(time.thread_time() - begin)
+
+        monkeypatch.setattr(owner, name, call)
+
+    timed(Job, "read", "core")
+    timed(Submission, "begin", "recording")
+    timed(Submission, "finish", "recording")
+    return found
+
+
+def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, parts):
     repeats = 1 if read == CROP else REPEATS.get(read, 4)
     spec, path = spec_of(folder, cost_format, repeats, volume)
     threads = request.config.getoption("--threads")
@@ -146,18 +173,23 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read):
             once()
         rounds = max(3, min(MOST_ROUNDS, int(ROUNDS_S / times[1][2])))
         times.clear()
+        for part in parts.values():
+            part.clear()
         benchmark.pedantic(once, rounds=rounds, iterations=1)
     assert counted.get("retries", 0) == counted.get("host_fallbacks", 0) == device.unread == 0
     cpu, caller, wall = map(statistics.median, zip(*times))
     files, room = 0.0, np.ones(ROOM_NBYTES, np.uint8).data
     if read in REPEATS:
         files = statistics.median(system_s(path, room) for _ in range(3))
-    submissions = device.counts["download"]
+    submissions = device.counts["upload"]
+    core, recording = (sum(part) / rounds for part in parts.values())
     figures = [
         f"{cpu / chunks * 1e6:.1f}",
+        f"{(cpu - core) / chunks * 1e6:.2f}",
         f"{files / chunks * 1e6:.1f}" if read in REPEATS else "",
         f"{caller / chunks * 1e6:.1f}",
         f"{(cpu - files) / max(1, submissions) * 1e3:.2f}",
+        f"{recording / max(1, submissions) * 1e3:.2f}",
         f"{wall * 1e3:.2f}",
         submissions,
     ]
