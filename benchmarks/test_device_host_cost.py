@@ -173,8 +173,8 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, 
             once()
         rounds = max(3, min(MOST_ROUNDS, int(ROUNDS_S / times[1][2])))
         times.clear()
-        for part in parts.values():
-            part.clear()
+        for spent in parts.values():
+            spent.clear()
         benchmark.pedantic(once, rounds=rounds, iterations=1)
     assert counted.get("retries", 0) == counted.get("host_fallbacks", 0) == device.unread == 0
     cpu, caller, wall = map(statistics.median, zip(*times))
@@ -182,7 +182,7 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, 
     if read in REPEATS:
         files = statistics.median(system_s(path, room) for _ in range(3))
     submissions = device.counts["upload"]
-    core, recording = (sum(part) / rounds for part in parts.values())
+    core, recording = (sum(spent) / rounds for spent in parts.values())
     figures = [
         f"{cpu / chunks * 1e6:.1f}",
         f"{(cpu - core) / chunks * 1e6:.2f}",

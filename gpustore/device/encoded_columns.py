@@ -62,9 +62,12 @@ class EncodedColumns:
         First byte of each value in `data`, and its length.
     reader : HeaderReader, optional
         Reads headers faster than NumPy does.
+    content : ndarray of int64, shape (n,), optional
+        Decoded bytes of each value that is a Zstandard frame whose headers were read before, 0 for
+        the others.
     """
 
-    __slots__ = ("data", "nbytes", "reader", "start")
+    __slots__ = ("content", "data", "nbytes", "reader", "start")
 
     def __init__(
         self,
@@ -72,11 +75,13 @@ class EncodedColumns:
         start: Integers,
         nbytes: Integers,
         reader: HeaderReader | None = None,
+        content: Integers | None = None,
     ) -> None:
         self.data = data
         self.start = start
         self.nbytes = nbytes
         self.reader = reader
+        self.content = content
 
     @classmethod
     def joined(cls, values: Sequence[Buffer]) -> EncodedColumns:
@@ -99,12 +104,15 @@ class EncodedColumns:
 
     def take(self, values: NDArray[np.generic]) -> EncodedColumns:
         """Return the values of these indices, or those where a mask is true."""
-        return EncodedColumns(self.data, self.start[values], self.nbytes[values], self.reader)
+        content = None if self.content is None else self.content[values]
+        start, nbytes = self.start[values], self.nbytes[values]
+        return EncodedColumns(self.data, start, nbytes, self.reader, content)
 
     def inside(self, before: int, behind: int) -> EncodedColumns:
         """Return the values without their first `before` and last `behind` bytes."""
         nbytes = self.nbytes - (before + behind)
-        return EncodedColumns(self.data, self.start + before, nbytes, self.reader)
+        content = None if before else self.content
+        return EncodedColumns(self.data, self.start + before, nbytes, self.reader, content)
 
     def uint(self, position: Integers, nbytes: int, ok: Mask) -> Integers:
         """Read little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.

@@ -171,6 +171,10 @@ private:
         if (decodes ? !decode_file(range, out) : !file_.read(out, nbytes, range.start)) return NOT_DONE;
         staging.at[row] = at, staging.size[row] = nbytes;
         file_.generation(staging.generation + 4 * row);
+        if (staging.content) {
+            const Value frame = {out, nbytes - staging.behind};
+            staging.content[row] = ZstdFrame(frame).content();
+        }
         count_read(range.nbytes, decodes ? nbytes : 0);
         return DONE;
     }

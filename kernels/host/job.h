@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 69097345492121865;
+constexpr i64 ABI = 59828786584275565;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -72,6 +72,8 @@ struct Staging {
     i64 *at, *size;           // of each row
     i64* generation;          // device, inode, time of modification in ns and size of each row's file
     std::atomic<i64>* used;   // bytes that are taken from the start
+    i64 behind;               // bytes behind the Zstandard frame in a value
+    i64* content;             // decoded bytes of each frame (headers.h), 0 in doubt; null if values are none
 };
 
 // Takes bytes of shared memory, of which `nbytes` may be used; their start, or -1 if too few are left.

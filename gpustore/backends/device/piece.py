@@ -61,6 +61,9 @@ class Piece:
         Errors of failed rows.
     direct : DirectReads, optional
         Reads of files straight to the device, which have ended.
+    content : ndarray of int64, shape (n,), optional
+        Decoded bytes of values whose headers were read; see
+        :class:`~gpustore.device.encoded_columns.EncodedColumns`.
     cached : CachedChunks, optional
         Chunks of the rows in a cache, which those that are not there go to.
     """
@@ -74,6 +77,7 @@ class Piece:
     are_parts: bool = False
     errors: dict[int, GpustoreError] = field(default_factory=dict)
     direct: DirectReads | None = None
+    content: Integers | None = None
     cached: CachedChunks | None = None
 
     def __len__(self) -> int:
@@ -106,6 +110,7 @@ class Piece:
             self.are_parts,
             {numbers[row]: error for row, error in self.errors.items()},
             self.direct,
+            None if self.content is None else self.content[rows],
             None if self.cached is None else self.cached.take(rows),
         )
 
@@ -148,6 +153,18 @@ class Group:
         self.start = np.concatenate([piece.start for piece in pieces])
         self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
         self.state = np.concatenate([piece.state for piece in pieces])
+        self.content = self._content()
+
+    def _content(self) -> Integers | None:
+        """Return the column `content` of all pieces, 0 where it is not known; None without any."""
+        if all(piece.content is None for piece in self.pieces):
+            return None
+        columns = [
+            np.zeros(len(piece), np.int64) if piece.content is None else piece.content
+            for piece in self.pieces
+        ]
+        found: Integers = np.concatenate(columns)
+        return found
 
     def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
         """Divide rows: yield each piece with its rows, and their numbers in `rows`."""

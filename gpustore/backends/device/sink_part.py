@@ -35,6 +35,7 @@ from gpustore.backends.device.staging_buffer import StagingArena
 from gpustore.backends.device.submission import Submission, too_large
 from gpustore.backends.device.submissions import Submissions
 from gpustore.backends.native.fetched_files import fetch_files
+from gpustore.backends.native.headers import behind_frame
 from gpustore.backends.native.job import DONE, NO_ROOM
 from gpustore.backends.native.job import MISSING as MISSING_FILE
 from gpustore.codec_chain.chain import CodecChain
@@ -159,6 +160,7 @@ class DevicePart:
             files.table, slice(lo, hi), files.strides, layout, views, by_element=files.by_element
         )
         state = DECODED if files.array.decodes else ENCODED
+        behind = None if files.array.decodes else behind_frame(self._chain)
         report = partial(self._sink.check, files.keys)
         rows = np.arange(lo, hi)
         left: list[int] = []
@@ -175,7 +177,9 @@ class DevicePart:
                 wanted = RowTable.of_cells(wanted.columns().cells[:, some])
             limit = buffer.begin_fill()
             try:
-                fetched = fetch_files(files.array, wanted, buffer.memory, limit, files.directory)
+                fetched = fetch_files(
+                    files.array, wanted, buffer.memory, limit, files.directory, behind
+                )
             finally:
                 buffer.end_fill()
             status = np.frombuffer(fetched.status, np.uint8)
@@ -192,9 +196,10 @@ class DevicePart:
             elif self._reads_directly:
                 count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
             STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
-            at, sizes, some = fetched.at, fetched.nbytes, rows
+            at, sizes, some, content = fetched.at, fetched.nbytes, rows, fetched.content
             if not kept.all():
                 at, sizes, done, some = at[kept], sizes[kept], done[kept], rows[kept]
+                content = None if content is None else content[kept]
             piece = Piece(
                 self._chain,
                 places if len(some) == hi - lo else places.take(some - lo),
@@ -202,6 +207,7 @@ class DevicePart:
                 sizes,
                 np.where(done, state, MISSING).astype(np.uint8),
                 renumbered(report, some),
+                content=content,
             )
             rows = rows[again]
             is_full = bool(len(rows)) or buffer.left < self._sink.extent.value_nbytes

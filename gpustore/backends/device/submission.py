@@ -227,14 +227,16 @@ class Submission:
                 self._device, buffer.stream, found.rows, none, None, found.headers
             )
         else:
+            here = None
+            if not buffer.has_end:
+                content = None if group.content is None else group.content[encoded]
+                here = EncodedColumns(buffer.data, start, nbytes, header_reader(), content)
             commands = CommandList(
                 self._device,
                 buffer.stream,
                 encoded,
                 Spans((base + start).view(np.uint64), nbytes.view(np.uint64)),
-                None
-                if buffer.has_end
-                else EncodedColumns(buffer.data, start, nbytes, header_reader()),
+                here,
             )
         try:
             if found is not None:

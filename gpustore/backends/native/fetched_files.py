@@ -38,6 +38,8 @@ class FetchedFiles:
         because there was no room or any doubt.
     counts : Counts
         Work of the core.
+    content : int64 array, optional
+        Decoded bytes of each value that is a Zstandard frame, 0 where in doubt.
     """
 
     at: NDArray[np.int64]
@@ -45,6 +47,7 @@ class FetchedFiles:
     generation: NDArray[np.uint64]
     status: memoryview
     counts: Counts
+    content: NDArray[np.int64] | None = None
 
 
 @cache
@@ -114,6 +117,7 @@ def fetch_files(
     memory: SharedMemory,
     limit: int,
     directory: KeyDirectory,
+    behind_frame: int | None = None,
 ) -> FetchedFiles:
     """Fetch the whole values of all rows of a table, in files of their own or in shards.
 
@@ -129,6 +133,9 @@ def fetch_files(
         Number of its bytes that values may take, from the start.
     directory : KeyDirectory
         Directory of the keys.
+    behind_frame : int, optional
+        Bytes behind the Zstandard frame that each value is, whose headers are read while they are
+        in the caches of the processor. None for other values.
 
     Raises
     ------
@@ -136,15 +143,19 @@ def fetch_files(
         If the work of this thread is no longer wanted.
     """
     rows = table.rows
-    found = np.zeros(6 * rows, np.int64)
+    found = np.zeros(7 * rows, np.int64)
     here = address_of(found)
     columns = here, here + 8 * rows, here + 16 * rows
     begin = address_of(memory.data)
-    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address))
+    frames = (0, 0) if behind_frame is None else (behind_frame, here + 48 * rows)
+    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address, *frames))
     job = Job.of(array, table, (), (), (), directory, 1, staging)
     wanted = CancelToken.current()
     while job.read(wanted) == AGAIN:
         wanted.check()
-    generation = found[2 * rows :].view(np.uint64).reshape(rows, 4)
-    statuses, counts = job.statuses(), job.counts()
-    return FetchedFiles(found[:rows], found[rows : 2 * rows], generation, statuses, counts)
+    generation = found[2 * rows : 6 * rows].view(np.uint64).reshape(rows, 4)
+    at, nbytes, content = found[:rows], found[rows : 2 * rows], found[6 * rows :]
+    return FetchedFiles(
+        *(at, nbytes, generation, job.statuses(), job.counts()),
+        content=None if behind_frame is None else content,
+    )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
+from gpustore.codec_chain.chain import CodecChain
 
 Integers = NDArray[np.int64]
 
@@ -68,6 +69,14 @@ def _encoded(
     start, nbytes = np.ascontiguousarray(start), np.ascontiguousarray(nbytes)
     columns = address_of(start), address_of(nbytes)
     return start, nbytes, numbers("q", (address_of(data), len(data), len(start), *columns))
+
+
+def behind_frame(chain: CodecChain) -> int | None:
+    """Return the bytes behind the Zstandard frame that a value is, None if it is no frame."""
+    codecs = [stage.native_codec for stage in chain.stages]
+    if codecs[-1:] == ["zstd"]:
+        return 0
+    return 4 if codecs[-2:] == ["zstd", "crc32c"] else None
 
 
 @cache

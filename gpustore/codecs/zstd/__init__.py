@@ -51,7 +51,7 @@ from gpustore.codec_chain.base import (
 )
 from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues, Framed
 from gpustore.codec_chain.device_streams import decompress_values
-from gpustore.codecs.zstd.columns import read_frames
+from gpustore.codecs.zstd.columns import read_values
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress
@@ -199,7 +199,7 @@ class _Zstd(BytesCodec):
         """Record the decoding of values of one plain frame."""
 
         def read(columns: EncodedColumns) -> tuple[HeaderColumns, dict[int, str]]:
-            nbytes, reasons = read_frames(columns, columns.start, columns.nbytes)
+            nbytes, reasons = read_values(columns)
             wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
             size = f"zstd: does not hold {decoded_max} bytes"
             reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}

@@ -60,6 +60,18 @@ def read_frames(
     return content, {int(left[number]): reason for number, reason in reasons.items()}
 
 
+def read_values(encoded: EncodedColumns) -> tuple[Integers, dict[int, str]]:
+    """Check values that are frames; the result is that of :func:`read_frames`."""
+    if encoded.content is None:
+        return read_frames(encoded, encoded.start, encoded.nbytes)
+    left = np.flatnonzero(encoded.content == 0)
+    if not len(left):
+        return encoded.content, {}
+    content = encoded.content.copy()
+    content[left], reasons = read_frames(encoded, encoded.start[left], encoded.nbytes[left])
+    return content, {int(left[number]): reason for number, reason in reasons.items()}
+
+
 def _read(
     encoded: EncodedColumns, start: Integers, nbytes: Integers
 ) -> tuple[Integers, dict[int, str]]:

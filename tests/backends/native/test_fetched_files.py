@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import zstandard
 
 from gpustore.backends.native.array import native_files
 from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetch_files
@@ -23,6 +24,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.row_table import RowTable
+from tests.matrix import each
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
 
@@ -83,6 +85,22 @@ def test_what_does_not_fit_or_is_no_file_is_left_alone(store, tmp_path):
     assert all(status not in (DONE, MISSING) for status in values[1:6])
     assert values[6] == MISSING
     assert columns.counts.left == 5
+
+
+@each("behind", [0, 4])
+def test_headers_of_frames_are_read_on_the_way(store, tmp_path, behind):
+    whole = zstandard.compress(bytes(range(200)) * 3)
+    values = [whole, whole[:-1], b"", whole[:9], whole + bytes(3), bytes(100)]
+    for number, value in enumerate(values):
+        (tmp_path / f"{number}").write_bytes(value + bytes(behind))
+    files = files_of(1)
+    directory = store.key_directory(f"{tmp_path}/")
+    table = RowTable.of_cells([[0, 1, 2, 3, 4, 5, 6]])
+    memory = SharedMemory(np.zeros(8 * BOUND, np.uint8), ALIGNMENT)
+    found = fetch_files(files, table, memory, 8 * BOUND, directory, behind)
+    assert found.content.tolist() == [600, *[0] * 6]
+    assert list(found.status) == [DONE] * 6 + [MISSING]
+    assert fetch_files(files, table, memory, 8 * BOUND, directory).content is None
 
 
 def test_memory_that_threads_share_is_taken_once():
