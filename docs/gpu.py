@@ -32,10 +32,10 @@ gpustore's own kernels decode some codecs and the host the others; the host's re
 the GPU and counted (`host_fallbacks` in `future.statistics`). gpustore's kernels place the elements
 in every case: byte order, transposes, fields, steps and index arrays.
 
-nvcomp decodes a small constant stream of each codec before its first use. What is missing or fails
-this test counts as absent, and a `gpustore.DeviceWarning` names it once for each GPU, with what to
-install; so do `store.explain()` and `gpustore info`. `missing_decoder_reads` counts the reads that
-the host decodes for that.
+nvcomp decodes a small constant stream of each codec before its first use, and so does each kernel
+of gpustore that decodes LZ4 or blosclz. What is missing or fails this test counts as absent, and a
+`gpustore.DeviceWarning` names it once for each GPU, with what to install; so do `store.explain()`
+and `gpustore info`. `missing_decoder_reads` counts the reads that the host decodes for that.
 
 ```sh
 python -m pip install cupy-cuda13x                # own kernels alone
@@ -95,7 +95,8 @@ statistics of the write); `store.explain_write()` and `gpustore info` say why. A
 `crc32c` behind a compressor is the host's, too.
 
 nvcomp encodes a small constant stream of each codec before its first use, and the host decodes it.
-A codec that fails is left to the host, which a `gpustore.DeviceWarning` tells once.
+A codec that fails is left to the host, which a `gpustore.DeviceWarning` tells once. Who decodes the
+stored chunks of which a write changes a part is chosen by `gpu_decode_choice`, as for reads.
 
 Arrays that have to be cast are copied to the host as a whole. So are those with elements that are
 not whole steps apart.
