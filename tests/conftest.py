@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 from gpustore.backends.native import library
 from tests import gpu
@@ -74,6 +75,13 @@ def pytest_make_collect_report(collector):
                 if getattr(module, "__file__", None) == str(collector.path):
                     del sys.modules[half]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Only the package has doctests: looking for them in all tests takes two seconds a process."""
+    found = yield
+    return [collector for collector in found if not isinstance(collector, DoctestModule)]
 
 
 @pytest.hookimpl(wrapper=True)
