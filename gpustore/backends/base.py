@@ -22,6 +22,7 @@ from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
 from gpustore.kvstores.base import KeyDirectory
+from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
@@ -227,6 +228,8 @@ class FilesOfTable(TableRows):
         Directory of the keys.
     fill_missing : bool
         Whether missing chunks are the fill value; otherwise their rows are left.
+    is_sharded : bool
+        Whether a file has several chunks.
     whole : bool array, one entry a row, or None
         Rows of which the whole value is fetched, the others are left; None for all.
     """
@@ -234,14 +237,30 @@ class FilesOfTable(TableRows):
     array: NativeArray
     directory: KeyDirectory
     fill_missing: bool
+    is_sharded: bool
     whole: NDArray[np.bool_] | None = None
 
 
 class StagingPart(SinkPart, Protocol):
     """Part of a read into memory that the native core fills with encoded values."""
 
-    def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
+    def fill(
+        self,
+        files: FilesOfTable,
+        lo: int,
+        hi: int,
+        cached: Any = None,
+        old: Sequence[int] | Integers = (),
+    ) -> list[int]:
         """Fetch the values of rows `lo` to `hi` and take them.
+
+        Parameters
+        ----------
+        cached : object, optional
+            Chunks of the rows as for :meth:`scatter`; those that are there are not fetched.
+        old : sequence of int, optional
+            Numbers from `lo` on of rows whose cached chunks may not be the stored ones. They are
+            left.
 
         Returns
         -------

@@ -175,7 +175,7 @@ class ChunkedArray:
         """
         if not self._staging:
             found = None
-            is_cached = self.stored is not None or self.is_resident
+            is_cached = self.stored is not None and self.cache is not None
             is_plain = not is_cached and self.chain.objects is None
             if is_plain and self.store.key_directory(self.key_prefix) is not None:
                 is_for_host = self.backend.unsupported_reason(self.chain) is not None

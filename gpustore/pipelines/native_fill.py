@@ -20,7 +20,7 @@ from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
-from gpustore.pipelines.fetch import fetched_batches
+from gpustore.pipelines.resident import batches, table_chunks
 from gpustore.pipelines.table_rows import TableKeys, strides_of, windows_of
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan, elements
@@ -131,15 +131,16 @@ class NativeFill:
             while (piece := self._next()) is not None:
                 token.check()
                 files, lo, hi = piece
-                left = part.fill(files, lo, hi)
+                chunks, old = table_chunks(self._array, files.table, lo, hi)
+                left = part.fill(files, lo, hi, chunks, old)
                 if not left:
                     continue
                 for target, window in self._windows(files.table, left):
-                    for _, rows, values in fetched_batches(
-                        self._array, window, self._sink.nbytes, part.arena
+                    for _, rows, values, cached in batches(
+                        self._array, window, part.arena, self._sink.nbytes
                     ):
                         wanted = _by_element(rows) if self._by_element else rows
-                        part.scatter(wanted, values, target=target)
+                        part.scatter(wanted, values, cached, target=target)
 
     def _next(self) -> tuple[FilesOfTable, int, int] | None:
         with self._lock:
@@ -165,6 +166,7 @@ class NativeFill:
                 array=self._native,
                 directory=self._directory,
                 fill_missing=self._array.fill_missing,
+                is_sharded=bool(self._array.levels),
                 whole=self._whole(table),
             )
             for lo in range(0, table.rows, self._step):

@@ -5,14 +5,16 @@ The steps are those of a read (:mod:`gpustore.pipelines.read`) without the last 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray, with_decoder
-from gpustore.pipelines.read import PLANNED_ROWS, batches, contiguous, most_keys, sink_of
-from gpustore.pipelines.resident import resident_tables
+from gpustore.pipelines.native_fill import fill_tasks
+from gpustore.pipelines.read import PLANNED_ROWS, contiguous, most_keys, sink_of
+from gpustore.pipelines.resident import batches, resident_tables
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
@@ -51,10 +53,14 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
         with sink.part(one.chain, rows=plan.rows // count + 1) as part:
             for planned in windows:
                 for _, rows, values, cached in batches(one, planned, part.arena, sink.nbytes):
-                    part.keep(rows, values, cached)
+                    part.scatter(rows, values, cached)
 
-    tasks = []
+    tasks: list[Callable[[], None]] = []
     for one, plan in () if is_there else plans:
+        filled = fill_tasks(one, plan, sink)
+        if filled is not None:
+            tasks += filled
+            continue
         count = one.fewer_parts(one.parts(plan), len(plan))
         tasks += [partial(load, one, plan, number, count) for number in range(count)]
     return sink.run(array.executor, tasks, lambda: None)

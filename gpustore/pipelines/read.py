@@ -24,7 +24,7 @@ import math
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,18 +32,10 @@ from gpustore.backends.base import NEW, Chunks, Memory, Output, Sink
 from gpustore.backends.native.request import MOST_ROWS, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.arena import Arena
-from gpustore.pipelines.cached import cached_batches
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
-from gpustore.pipelines.fetch import fetched_batches
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
-from gpustore.pipelines.resident import (
-    ResidentTable,
-    place_all,
-    resident_batches,
-    resident_tables,
-)
+from gpustore.pipelines.resident import ResidentTable, batches, place_all, resident_tables
 from gpustore.pipelines.strided_plan import plans_of
 from gpustore.pipelines.strided_reads import (
     NATIVE_ROW_S,
@@ -57,7 +49,6 @@ from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
-from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.strict_json.parsing import text
@@ -281,28 +272,6 @@ def sink_of(
         array.limits,
         partial(check_rows, array),
     )
-
-
-def batches(
-    array: ChunkedArray,
-    planned: PlanWindow,
-    arena: Callable[[], Arena],
-    most_nbytes: int | None,
-) -> Iterator[tuple[int, PlanWindow, list[Buffer | None], Any]]:
-    """Fetch the values of a window for a sink, through the caches of the array if it has any.
-
-    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`, and the chunks as the
-    cache of a device knows them, or None.
-    """
-    if array.is_resident:
-        yield from resident_batches(array, planned, most_nbytes, arena)
-        return
-    if array.stored is None:
-        found = fetched_batches(array, planned, most_nbytes, arena)
-    else:
-        found = cached_batches(array, planned, most_nbytes)
-    for first, rows, values in found:
-        yield first, rows, values, None
 
 
 def most_keys(array: ChunkedArray) -> int | None:

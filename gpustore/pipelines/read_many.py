@@ -28,13 +28,12 @@ from gpustore.pipelines.fetch import BATCH_NBYTES
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.pipelines.read import (
-    batches,
     contiguous,
     most_keys,
     read_windows,
     sink_of,
 )
-from gpustore.pipelines.resident import place_all, resident_tables
+from gpustore.pipelines.resident import batches, place_all, resident_tables
 from gpustore.pipelines.strided_reads import NATIVE_ROW_S, SMALL_ROWS, SMALL_S
 from gpustore.planning.block import Block
 from gpustore.planning.chunk_grid import Integers

@@ -1,7 +1,9 @@
 """Reads of an array with a ``device_cache_pool``, whose chunks a device may have.
 
 If all chunks of a read are there, and known to be the stored ones, one task places them: their rows
-are looked up and placed as columns (:func:`resident_tables`). Else they are read window by window:
+are looked up and placed as columns (:func:`resident_tables`). Else the native core fetches those
+that are not there (:mod:`gpustore.pipelines.native_fill`). Where it cannot, and for chunks that
+have to be compared with what is stored, the array is read window by window:
 
 1. Look up all chunks of the window at once. Of shards, each innermost chunk is an entry.
 2. Entries read before the time :attr:`Residence.bound` are compared with the stored generation, all
@@ -20,7 +22,7 @@ import numpy as np
 
 from gpustore.backends.base import CACHED, IN_PLACE, Chunks, TableRows
 from gpustore.kvstores.arena import Arena
-from gpustore.pipelines.cached import cached_values, stored_generations
+from gpustore.pipelines.cached import cached_batches, cached_values, stored_generations
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missing
 from gpustore.pipelines.table_rows import TableKeys, strides_of, windows_of
@@ -74,19 +76,16 @@ def resident_tables(
     None unless all are there and none is older than the read allows, nor missing where chunks must
     be stored.
     """
-    now, found = time.time(), []
+    found = []
     for array, plan in plans:
         residence = array.residence
-        if not array.is_resident or residence is None or residence.bound > now:
+        if not array.is_resident or residence is None or residence.bound > time.time():
             return None
         numbering = array.cell_numbers
         if residence.cache.count(residence.array, numbering) < len(plan):
             return None
         for table in plan.tables(1, max(1, len(plan))):
-            numbers = numbering.of_cells(list(table.columns().cells), array.key_ratio)
-            chunks, old = residence.cache.find(
-                residence.array, numbering, numbers, now, residence.bound
-            )
+            chunks, old = table_chunks(array, table, 0, table.rows)
             is_there = chunks.is_known if array.fill_missing else chunks.slab > 0
             if len(old) or not is_there.all():
                 return None
@@ -95,10 +94,54 @@ def resident_tables(
     return found
 
 
+def table_chunks(array: ChunkedArray, table: RowTable, lo: int, hi: int) -> tuple[Any, Integers]:
+    """Look up the chunks of rows `lo` to `hi` of a table.
+
+    Returns
+    -------
+    CachedChunks or None
+        None if the device of the array keeps none.
+    ndarray of int64
+        Numbers from `lo` on of rows whose chunks have to be compared with the stored ones.
+    """
+    residence = array.residence
+    if not array.is_resident or residence is None:
+        return None, np.zeros(0, np.int64)
+    numbering = array.cell_numbers
+    cells = list(table.columns().cells[:, lo:hi])
+    numbers = numbering.of_cells(cells, array.key_ratio)
+    found: tuple[Any, Integers] = residence.cache.find(
+        residence.array, numbering, numbers, time.time(), residence.bound
+    )
+    return found
+
+
 def place_all(tables: Sequence[ResidentTable], sink: Any, *, by_element: bool = False) -> None:
     """Give the chunks of all tables of a read to the sink of a device."""
     for one in tables:
         one.place(sink, by_element=by_element)
+
+
+def batches(
+    array: ChunkedArray,
+    planned: PlanWindow,
+    arena: Callable[[], Arena],
+    most_nbytes: int | None,
+) -> Iterator[tuple[int, PlanWindow, list[Buffer | None], Any]]:
+    """Fetch the values of a window for a sink, through the caches of the array if it has any.
+
+    Yields the tuples of :func:`gpustore.pipelines.fetch.fetched_batches`, and the chunks as the
+    cache of a device knows them, or None.
+    """
+    if array.is_resident:
+        yield from resident_batches(array, planned, most_nbytes, arena)
+        return
+    if array.stored is None:
+        found = fetched_batches(array, planned, most_nbytes, arena)
+    else:
+        found = cached_batches(array, planned, most_nbytes)
+    for first, rows, values in found:
+        yield first, rows, values, None
 
 
 def resident_batches(

@@ -8,7 +8,7 @@ import pytest
 import gpustore
 from gpustore.backends.device.sink_part import DevicePart
 from gpustore.backends.native.library import library
-from gpustore.pipelines import native_fill, read
+from gpustore.pipelines import native_fill, resident
 from tests.emulator.queue import ORDERS
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
@@ -86,9 +86,8 @@ class Fetches:
 
     def __init__(self, monkeypatch):
         self.rows = 0
-        self._fetched_batches = native_fill.fetched_batches
-        for module in (native_fill, read):
-            monkeypatch.setattr(module, "fetched_batches", self)
+        self._fetched_batches = resident.fetched_batches
+        monkeypatch.setattr(resident, "fetched_batches", self)
 
     def __call__(self, array, window, *options):
         self.rows += len(window) * (array.backend.device != "cpu")
@@ -300,11 +299,11 @@ def test_a_few_long_chunks_are_divided_among_all_threads(tmp_path, monkeypatch):
     pieces, both = [], threading.Barrier(2, timeout=20)
     fill = DevicePart.fill
 
-    def noted(part, files, lo, hi):
+    def noted(part, files, lo, hi, *cached):
         pieces.append(hi - lo)
         if len(pieces) <= 2:
             both.wait()
-        return fill(part, files, lo, hi)
+        return fill(part, files, lo, hi, *cached)
 
     monkeypatch.setattr(DevicePart, "fill", noted)
     context = gpustore.Context({"data_copy_concurrency": {"limit": 4}})

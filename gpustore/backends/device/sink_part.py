@@ -41,6 +41,8 @@ from gpustore.backends.native.job import MISSING as MISSING_FILE
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import GpustoreError, LimitError
 from gpustore.kvstores.arena import Arena, thread_arena
+from gpustore.kvstores.columns import ABSENT
+from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.copy_plan import CopyWindow
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
@@ -107,15 +109,13 @@ class DevicePart:
         *,
         target: int = 0,
     ) -> None:
-        """Add values, which may lie in :meth:`arena`, and chunks for one array."""
-        places = Places.of_rows(rows, self._chain.layout, self._sink.out[target].view)
+        """Add values, which may lie in :meth:`arena`, and chunks for one array, if there is any."""
+        if self._sink.out:
+            places = Places.of_rows(rows, self._chain.layout, self._sink.out[target].view)
+        else:
+            places = Places.none(len(rows), self._chain.layout.dtype)
         report = partial(self._sink.check, rows.keys)
         self._add(places, values, report, cached, are_parts=rows.narrowed)
-
-    def keep(self, rows: PlanWindow, values: Sequence[Buffer | None], cached: CachedChunks) -> None:
-        """Add values, which may lie in :meth:`arena`, for the cache alone."""
-        places = Places.none(len(rows), self._chain.layout.dtype)
-        self._add(places, values, partial(self._sink.check, rows.keys), cached, are_parts=False)
 
     def copy_regions(
         self,
@@ -133,32 +133,51 @@ class DevicePart:
 
     def place(self, rows: TableRows, cached: CachedChunks) -> None:
         """Add the chunks of all rows of a table, none of which has to be fetched."""
-        views = [memory.view for memory in self._sink.out]
         total, most = rows.table.rows, self._sink.extent.rows
         for lo in range(0, total, most):
-            some = slice(lo, min(lo + most, total))
-            places = Places.of_table(
-                *(rows.table, some, rows.strides, self._chain.layout, views),
-                by_element=rows.by_element,
+            hi = min(lo + most, total)
+            self._add_cached(
+                self._places(rows, lo, hi), cached.take(slice(lo, hi)), rows.keys, np.arange(lo, hi)
             )
-            none = np.zeros(some.stop - lo, np.int64)
-            report = renumbered(partial(self._sink.check, rows.keys), np.arange(lo, some.stop))
-            state, chunks = none.astype(np.uint8), cached.take(some)
-            piece = Piece(self._chain, places, none, none, state, report, cached=chunks)
-            piece.find_cached()
-            self._joined()
-            self._leave(piece)
 
-    def fill(self, files: FilesOfTable, lo: int, hi: int) -> list[int]:
+    def _places(self, rows: TableRows, lo: int, hi: int) -> Places:
+        """Return the places of rows `lo` to `hi`; none if nothing is placed."""
+        views = [memory.view for memory in self._sink.out]
+        if not views:
+            return Places.none(hi - lo, self._chain.layout.dtype)
+        some = slice(lo, hi)
+        return Places.of_table(
+            *(rows.table, some, rows.strides, self._chain.layout, views),
+            by_element=rows.by_element,
+        )
+
+    def _add_cached(
+        self, places: Places, cached: CachedChunks, keys: Sequence[str], rows: Integers
+    ) -> None:
+        """Add chunks that are there, of some rows of a table."""
+        none = np.zeros(len(rows), np.int64)
+        report = renumbered(partial(self._sink.check, keys), rows)
+        state = none.astype(np.uint8)
+        piece = Piece(self._chain, places, none, none, state, report, cached=cached)
+        piece.find_cached()
+        self._joined()
+        self._leave(piece)
+
+    def fill(
+        self,
+        files: FilesOfTable,
+        lo: int,
+        hi: int,
+        cached: CachedChunks | None = None,
+        old: Sequence[int] | Integers = (),
+    ) -> list[int]:
         """Add the values of rows that the native core fetches, and decodes if the host has to.
 
-        Returns the rows that are left.
+        Chunks of the rows that are `cached` are added as they are, unless they are `old`. Returns
+        the rows that are left.
         """
         layout = self._chain.layout
-        views = [memory.view for memory in self._sink.out]
-        places = Places.of_table(
-            files.table, slice(lo, hi), files.strides, layout, views, by_element=files.by_element
-        )
+        places = self._places(files, lo, hi)
         state = DECODED if files.array.decodes else ENCODED
         behind = None if files.array.decodes else behind_frame(self._chain)
         report = partial(self._sink.check, files.keys)
@@ -167,6 +186,15 @@ class DevicePart:
         if files.whole is not None:
             left = rows[~files.whole[lo:hi]].tolist()
             rows = rows[files.whole[lo:hi]]
+        if cached is not None:
+            is_there = cached.is_known
+            is_left = np.isin(rows - lo, old) | (cached.is_missing & (not files.fill_missing))
+            left += rows[is_left].tolist()
+            there = np.flatnonzero(is_there & ~is_left)
+            STATISTICS.add(device_cache_hits=len(there))
+            if len(there) and self._sink.out:
+                self._add_cached(places.take(there), cached.take(there), files.keys, lo + there)
+            rows = rows[~is_there]
         while len(rows):
             submission = self._joined()
             buffer = submission.buffer
@@ -186,7 +214,9 @@ class DevicePart:
             done = status == DONE
             if self._chain.is_raw:  # Python says what is wrong.
                 done &= fetched.nbytes == layout.nbytes
-            kept = done | ((status == MISSING_FILE) & files.fill_missing)
+            kept = done.copy()
+            if files.fill_missing and (cached is None or not files.is_sharded):
+                kept |= status == MISSING_FILE
             again = status == NO_ROOM
             left += rows[~kept & ~again].tolist()
             reads, nbytes = fetched.counts.reads, fetched.counts.fetched
@@ -200,6 +230,12 @@ class DevicePart:
             if not kept.all():
                 at, sizes, done, some = at[kept], sizes[kept], done[kept], rows[kept]
                 content = None if content is None else content[kept]
+            chunks = None
+            if cached is not None:
+                STATISTICS.add(device_cache_misses=len(some))
+                generation = fetched.generations(files.directory.generation)
+                cached.generation[some - lo] = np.where(done, generation[kept], ABSENT)
+                chunks = cached.take(some - lo)
             piece = Piece(
                 self._chain,
                 places if len(some) == hi - lo else places.take(some - lo),
@@ -208,6 +244,7 @@ class DevicePart:
                 np.where(done, state, MISSING).astype(np.uint8),
                 renumbered(report, some),
                 content=content,
+                cached=chunks,
             )
             rows = rows[again]
             is_full = bool(len(rows)) or buffer.left < self._sink.extent.value_nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array as numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -48,6 +49,15 @@ class FetchedFiles:
     status: memoryview
     counts: Counts
     content: NDArray[np.int64] | None = None
+
+    def generations(self, make: Callable[[int, int, int, int], bytes]) -> NDArray[np.object_]:
+        """Return the generation of each file, made by `make` of its numbers."""
+        times = self.generation[:, 2].view(np.int64).tolist()
+        columns = (self.generation[:, k].tolist() for k in (0, 1, 3))
+        device, inode, size = columns
+        found = np.empty(len(times), object)
+        found[:] = list(map(make, device, inode, times, size))
+        return found
 
 
 @cache

@@ -1,6 +1,7 @@
 """Reads of arrays whose chunks stay in the memory of an emulated device."""
 
 import gc
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -141,12 +142,12 @@ def test_a_resized_array_keeps_the_chunks_it_has(tmp_path, chain):
         del there
 
 
-def pair(device, limit, chain, pool, **options):
-    """The same array in memory twice: on the device with a cache, and on the host without."""
+def pair(device, limit, chain, pool, url="memory://a|zarr3:", **options):
+    """The same array twice: on the device with a cache, and on the host without."""
     values = gpustore.Context()
     context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": limit, **pool}}, values)
     values["memory_key_value_store"]
-    spec = {**gpustore.Spec("memory://a|zarr3:").to_json(), **options}
+    spec = {**gpustore.Spec(url).to_json(), **options}
     metadata = {**METADATA, "codecs": CHAINS[chain]}
     keywords = {"create": True, "delete_existing": True, "device": "cpu"}
     plain = gpustore.open({**spec, "metadata": metadata}, context=values, **keywords).result()
@@ -223,11 +224,16 @@ def test_reads_are_those_without_a_cache(steps, limit, chain, pool):
     st.sampled_from(["some chunks", "all"]),
     st.sampled_from(list(CHAINS)),
     st.sampled_from(POOLS),
+    st.booleans(),
 )
-def test_own_changes_are_seen_without_rechecks(steps, limit, chain, pool):
-    """Nobody else writes: a cache that is never compared with what is stored is right, too."""
-    with emulated() as device:
-        there, plain = pair(device, LIMITS[limit], chain, pool, recheck_cached_data=False)
+def test_own_changes_are_seen_without_rechecks(steps, limit, chain, pool, is_file):
+    """Nobody else writes: a cache that is never compared with what is stored is right, too.
+
+    Chunks in files are fetched by the native core, those in memory in Python.
+    """
+    with emulated() as device, TemporaryDirectory() as path:
+        url = f"file://{path}/a|zarr3:" if is_file else "memory://a|zarr3:"
+        there, plain = pair(device, LIMITS[limit], chain, pool, url, recheck_cached_data=False)
         check_steps(OnHost(device, there), plain, steps)
         del there
 
