@@ -142,8 +142,9 @@ def _repeated(
     """Return the launches of rows, each of which has the descriptors of its kind."""
     members: dict[tuple[Hashable, ...], list[tuple[int, _Descriptor]]] = {}
     for number, template in enumerate(templates):
-        for descriptor in template:
-            members.setdefault(descriptor.instance, []).append((number, descriptor))
+        # A launch has one descriptor of a row; fills of a pattern may have several of an instance.
+        for place, descriptor in enumerate(template):
+            members.setdefault((place, *descriptor.instance), []).append((number, descriptor))
     launches = []
     for found in members.values():
         of_kind = np.full(len(templates), -1)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.device.kernels import template
-from gpustore.device.kernels.launch import copy_launches
+from gpustore.device.kernels.launch import copy_launches, fill_launches
 from gpustore.device.kernels.run import Rows
 from gpustore.device.kernels.template import templated
 from tests.kernels import reference
@@ -57,6 +57,20 @@ def test_rows_are_copied_as_one_by_one(kinds, moved):
     for shift in (64, moved):
         rows = rows_of(kinds, shift)
         assert copied(copy_launches(rows, 2), nbytes) == copied(one_by_one(rows), nbytes)
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2, 4])
+def test_patterns_that_repeat_bytes_are_filled_wherever_they_lie(moved):
+    pattern = bytes([1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0])
+    at = 64 * np.arange(4) + moved
+    dst = np.full(64 * 5, 255, np.uint8)
+    memory = reference.Memory()
+    memory.add(dst, DST)
+    launches = fill_launches(DST + at.astype(np.uint64), np.full((1, 4), 3), (16,), pattern)
+    reference.replay(launches, memory)
+    filled = dst[:256].tobytes()[moved:]
+    assert [filled[64 * row :][:48] for row in range(4)] == [pattern * 3] * 4
+    assert (dst == 255).sum() == len(dst) - 4 * 48
 
 
 def test_rows_alike_are_planned_once(kept):
