@@ -80,9 +80,8 @@ class CudaTarget:
     def forget(self):
         """Give back all memory that anybody keeps for later."""
         select_backend(parse_device(self.name)).release()
-        runtime.deviceSynchronize()
         cupy.get_default_memory_pool().free_all_blocks()
-        runtime.memPoolTrimTo(self.device._pool(), 0)
+        self.device._allocator.trim()
 
     def used_nbytes(self):
         """Device memory that is taken, by pools too: these keep the most that was needed."""

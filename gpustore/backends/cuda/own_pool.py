@@ -83,7 +83,10 @@ class OwnPool:
         try:
             return cupy.cuda.alloc(nbytes)
         except MemoryError:
-            # What the own pool keeps is of use to CuPy only once its streams have freed it.
-            cupy.cuda.runtime.deviceSynchronize()
-            cupy.cuda.runtime.memPoolTrimTo(self._pool(), 0)
+            self.trim()
             return cupy.cuda.alloc(nbytes)
+
+    def trim(self) -> None:
+        """Give what the pool keeps back to the device, once all streams have freed it."""
+        cupy.cuda.runtime.deviceSynchronize()
+        cupy.cuda.runtime.memPoolTrimTo(self._pool(), 0)
