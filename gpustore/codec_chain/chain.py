@@ -309,6 +309,11 @@ class CodecChain:
         """Return the chain whose values the host decodes, for `reason`, on every device."""
         return self.distrusted(Distrust(reason, of_all=True))
 
+    @property
+    def is_for_host(self) -> bool:
+        """Whether no device is to decode any value."""
+        return self._distrust is not None and self._distrust.of_all
+
     def device_streams(self, count: int) -> list[Streams]:
         """Estimate the streams in `count` values that the libraries of a device decode."""
         found = []

@@ -271,6 +271,13 @@ class ChunkedArray:
         return replace(self, chain=self.chain.for_host(reason), stored=stored)
 
     @property
+    def is_for_host(self) -> bool:
+        """Whether the host decodes the chunks of a read into a device, once that is chosen."""
+        if self.stored is None:
+            return self.chain.is_for_host
+        return self.backend.unsupported_reason(self.stored.chain) is not None
+
+    @property
     def is_resident(self) -> bool:
         """Whether reads look into the cache of a device."""
         residence = self.residence
@@ -399,10 +406,16 @@ class ChunkedArray:
 
     def fewer_parts(self, parts: int, rows: int) -> int:
         """Reduce `parts` so that each is worth a task, if a device decodes the `rows`."""
-        nbytes = self.backend.part_nbytes()
-        chain = (self.stored or self).chain
-        if nbytes is None or self.backend.unsupported_reason(chain) is not None:
+        if self.backend.part_nbytes() is None:
             return parts
+        chain = (self.stored or self).chain
+        fewer = self.device_parts(parts, rows)
+        return parts if self.backend.unsupported_reason(chain) is not None else fewer
+
+    def device_parts(self, parts: int, rows: int) -> int:
+        """Reduce `parts` so that each is worth a task, of `rows` that a device decodes."""
+        nbytes = self.backend.part_nbytes()
+        assert nbytes is not None
         return max(1, min(parts, rows * self.chain.layout.nbytes // nbytes))
 
     @property

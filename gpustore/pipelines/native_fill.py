@@ -48,9 +48,11 @@ def fill_tasks(
     reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
     if reads_ranges and isinstance(plan, CopyPlan) and plan.block.partial:
         return None
-    threads = array.fewer_parts(min(array.executor.limit, rows), rows)
+    most = min(array.executor.limit, rows)
     if native.decodes:
-        threads = max(1, min(threads, int(rows * array.chain.decode_s / SPLIT_S)))
+        threads = max(1, min(most, int(rows * array.chain.decode_s / SPLIT_S)))
+    else:
+        threads = array.device_parts(most, rows)
     step = _piece_rows(array, native, sink, rows, together, threads)
     filling = NativeFill(array, native, plan, sink, parts, step, by_element=by_element)
     return [filling.work] * threads

@@ -212,9 +212,12 @@ _LAST = _LastRead()
 
 
 def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
-    """Estimate the seconds that decoding takes; of raw chunks only the span wanted counts."""
-    if array.backend.part_nbytes() is not None:
-        return SMALL_S if array.fewer_parts(2, plan.rows) == 1 else math.inf
+    """Estimate the seconds that decoding takes; of raw chunks only the span wanted counts.
+
+    What one thread fetches for a device that decodes it is as small as a read may be.
+    """
+    if array.backend.part_nbytes() is not None and not array.is_for_host:
+        return SMALL_S if array.device_parts(2, plan.rows) == 1 else math.inf
     seconds = plan.rows * array.chain.decode_s
     nbytes = array.chain.layout.nbytes
     if array.stored is not None or not array.chain.is_raw or not nbytes:

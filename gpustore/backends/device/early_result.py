@@ -38,8 +38,10 @@ class EarlyResult:
 
     def queued(self, running: Sequence[Submission]) -> None:
         """Note that all work is queued: that of `running`, and none of other rows is left."""
-        if all(one.is_whole for one in running):
-            self._know([one.event for one in running if one.event is not None])
+        for one in running:
+            if not one.is_whole:
+                return
+        self._know([one.event for one in running if one.event is not None])
 
     def wrong(self, rows: int) -> None:
         """Note rows of a submission that has run, which the host must decode."""

@@ -302,7 +302,7 @@ class StagingBuffers:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # The garbage collector may begin reads while it is held.
         self._kinds = {True: _Kind(SMALL), False: _Kind(LARGE)}
 
     def take(
@@ -316,20 +316,21 @@ class StagingBuffers:
 
         `later` is then called with a buffer by whoever puts one back, in the order of the calls.
         """
+        reference = weakref.ref(owner)
         with self._lock:
             kind = self._kinds[is_small]
             for buffer in kind.buffers:
                 former = buffer.owner
                 if former is None or former() is None:
-                    buffer.owner = weakref.ref(owner)
+                    buffer.owner = reference
                     break
             else:
-                if len(kind.buffers) == kind.most:
+                if len(kind.buffers) >= kind.most:
                     if later is not None:
-                        kind.waiting.append((weakref.ref(owner), later))
+                        kind.waiting.append((reference, later))
                     return None
                 former, buffer = None, StagingBuffer(self._device, is_small=is_small)
-                buffer.owner = weakref.ref(owner)
+                buffer.owner = reference
                 kind.buffers.append(buffer)
         if former is not None:
             self._device.synchronize(self._device.record(buffer.stream))

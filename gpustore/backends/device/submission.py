@@ -422,9 +422,13 @@ class Submission:
     @property
     def is_whole(self) -> bool:
         """Whether no row is known to be left to the host, or to have failed."""
-        return not any(commands.fallbacks for _, commands, _ in self._parts) and not any(
-            piece.errors for piece in self.pieces
-        )
+        for _, commands, _ in self._parts:
+            if commands.fallbacks:
+                return False
+        for piece in self.pieces:
+            if piece.errors:
+                return False
+        return True
 
     def synchronize(self) -> None:
         """Wait until all work has run on the device."""

@@ -118,7 +118,9 @@ class Submissions:
         self._caches = caches
         self._fill_value = fill_value
         self._ready = [memory.ready for memory in out]
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._idle: list[StagingBuffer] = []
         self._live: list[Submission] = []
         self._open: Submission | None = None
@@ -171,15 +173,12 @@ class Submissions:
         while True:
             wanted.check()
             buffer = oldest = None
-            with self._changed:
+            with self._lock:
                 if self._has_failed:
                     raise CancelledError
                 opened = self._open
                 if opened is not None:
-                    opened.fillers += 1
-                    opened.rows += rows
-                    if opened.rows >= self.extent.rows:
-                        self._close_open()
+                    self._fill(opened, rows)
                     return opened
                 if not self._is_opening:
                     buffer = self._idle.pop() if self._idle else self._another()
@@ -189,11 +188,27 @@ class Submissions:
                     oldest = self._running.popleft()
                 else:
                     # Other tasks fill, begin or complete a submission.
-                    self._changed.wait()
+                    self._waiting += 1
+                    try:
+                        self._changed.wait()
+                    finally:
+                        self._waiting -= 1
             if buffer is not None:
-                self._open_in(buffer)
+                return self._open_in(buffer, rows)
             if oldest is not None:
                 self._complete(oldest)
+
+    def _fill(self, opened: Submission, rows: int) -> None:
+        """Note that one more task fills the open submission."""
+        opened.fillers += 1
+        opened.rows += rows
+        if opened.rows >= self.extent.rows:
+            self._close_open()
+
+    def _wake(self) -> None:
+        """Wake the tasks that wait for a change."""
+        if self._waiting:
+            self._changed.notify_all()
 
     def _another(self) -> StagingBuffer | None:
         """Take one more buffer, if no other read has to wait for it."""
@@ -207,8 +222,8 @@ class Submissions:
         self._open.is_closed = True
         self._open = None
 
-    def _open_in(self, buffer: StagingBuffer) -> None:
-        """Open a submission; of fewer values where memory is short."""
+    def _open_in(self, buffer: StagingBuffer, filled: int) -> Submission:
+        """Open a submission, which a task fills; of fewer values where memory is short."""
         extent = self.extent
         try:
             rows, is_relieved = extent.buffer_rows, False
@@ -230,17 +245,19 @@ class Submissions:
         except BaseException:
             self._idle.append(buffer)
             raise
-        with self._changed:
+        with self._lock:
             self._live.append(submission)
             self._open = submission
             self._is_opening = False
-            self._changed.notify_all()
+            self._fill(submission, filled)
+            self._wake()
+        return submission
 
     def leave(
         self, submission: Submission, expected: int, piece: Piece | None, *, is_full: bool
     ) -> None:
         """Add a piece of a task that has joined for `expected` rows; the last one begins it."""
-        with self._changed:
+        with self._lock:
             submission.rows -= expected
             if piece is not None and len(piece):
                 submission.pieces.append(piece)
@@ -255,22 +272,22 @@ class Submissions:
 
     def _begin(self, submission: Submission) -> None:
         submission.begin()
-        with self._changed:
+        with self._lock:
             self._running.append(submission)
-            self._changed.notify_all()
+            self._wake()
 
     def _complete(self, submission: Submission) -> None:
         """Wait for a submission, note what it leaves to the host, and report the others."""
         left = submission.finish()
         if left:
             self._early.wrong(sum([len(one.rows) for one in left]))
-        with self._changed:
+        with self._lock:
             self._live.remove(submission)
             self._left.extend(left)
             self._idle.append(submission.buffer)
             while len(self._idle) > 1 and self._pool.is_wanted(is_small=self.extent.is_small):
                 self._pool.put(self._idle.pop())
-            self._changed.notify_all()
+            self._wake()
         for piece in submission.pieces:
             piece.report(int((piece.state == MISSING).sum()), piece.errors)
 
@@ -286,11 +303,11 @@ class Submissions:
 
     def fail(self) -> None:
         """Have tasks end that wait for one that has failed."""
-        with self._changed:
+        with self._lock:
             self._has_failed = True
-            self._changed.notify_all()
+            self._wake()
 
     def next_left(self) -> Left | None:
         """Return rows that a submission has left to the host, None if there are none now."""
-        with self._changed:
+        with self._lock:
             return self._left.popleft() if self._left else None
