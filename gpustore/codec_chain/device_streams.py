@@ -53,7 +53,9 @@ def unfit(
 
 def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
     """Leave values to the host where `wrong` is true; return a mask of the others."""
-    commands.fall_back(dict.fromkeys(np.flatnonzero(wrong).tolist(), reason))
+    (rows,) = wrong.nonzero()
+    if len(rows):
+        commands.fall_back(dict.fromkeys(rows.tolist(), reason))
     return ~wrong
 
 

@@ -194,9 +194,9 @@ class CommandList:
             return None
         self._has_headers = True
         if self.headers is None and self.encoded is not None:
-            headers, reasons = read(self.encoded)
-            kept = self.fall_back(reasons)
-            self.headers = headers.take(kept) if reasons else headers
+            self.headers, reasons = read(self.encoded)
+            if reasons:  # Their headers go with the values.
+                self.fall_back(reasons)
         return self.headers
 
     def narrow(self, before: int, behind: int) -> None:
@@ -247,7 +247,7 @@ class CommandList:
         """
         if not len(spans):
             return
-        if not len(self._guards):
+        if not self._guards:
             self.launches += 2
         self._guards.add(spans, before, after)
 
@@ -489,28 +489,27 @@ class CommandList:
     @property
     def table_nbytes(self) -> int:
         """Number of bytes that :meth:`write_tables` writes."""
-        return self._guard_table.offset + 16 * len(self._guards)
+        return self._guard_table + 16 * len(self._guards)
 
     @property
     def result_nbytes(self) -> int:
         """Number of bytes that the steps fill and :meth:`failures` reads."""
-        part = self._guard_result
-        return part.offset + part.nbytes
+        return self._guard_result + 4 * len(self._guards)
 
     @property
-    def _guard_table(self) -> Table:
-        """Return the table of all guards, the last one of the list."""
-        return Table(aligned(self._table_nbytes) if len(self._guards) else self._table_nbytes)
+    def _guard_table(self) -> int:
+        """First byte of the table of all guards, the last one of the list."""
+        return aligned(self._table_nbytes) if self._guards else self._table_nbytes
 
     @property
-    def _guard_result(self) -> Result:
-        count = len(self._guards)
-        return Result(aligned(self._result_nbytes) if count else self._result_nbytes, 4 * count)
+    def _guard_result(self) -> int:
+        """First byte of the result of all guards, the last one of the list."""
+        return aligned(self._result_nbytes) if self._guards else self._result_nbytes
 
     def write_tables(self, into: memoryview) -> None:
         """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded."""
         end = 0
-        for content in (*self._tables, *([self._guards.columns] if len(self._guards) else [])):
+        for content in (*self._tables, *([self._guards.columns] if self._guards else [])):
             start = aligned(end)
             end = start + content.nbytes
             into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
@@ -525,15 +524,14 @@ class CommandList:
         results : int
             Address of :attr:`result_nbytes` bytes at a multiple of 16.
         """
-        if self.result_nbytes:
-            self._device.fill(results, UNWRITTEN, self.result_nbytes, self._stream)
-        table = np.uint64(tables + self._guard_table.offset)
+        nbytes = self.result_nbytes
+        if nbytes:
+            self._device.fill(results, UNWRITTEN, nbytes, self._stream)
+        table = np.uint64(tables + self._guard_table)
         self._launch_guards("gs::fill_guards", table)
         for step in self._steps:
             step(self._stream, tables, results)
-        self._launch_guards(
-            "gs::check_guards", table, np.uint64(results + self._guard_result.offset)
-        )
+        self._launch_guards("gs::check_guards", table, np.uint64(results + self._guard_result))
 
     def _launch_guards(self, expression: str, table: Argument, *result: Argument) -> None:
         if count := len(self._guards):
@@ -550,7 +548,8 @@ class CommandList:
         """Return rows that did not decode, with reasons, from the results in host memory."""
         found = np.frombuffer(results, np.uint8, self.result_nbytes)
         failed: dict[int, str] = {}
-        for part, check in (*self._checks, (self._guard_result, self._guards.overwritten)):
+        guards = Result(self._guard_result, 4 * len(self._guards))
+        for part, check in (*self._checks, (guards, self._guards.overwritten)):
             for row, reason in check(found[part.offset : part.offset + part.nbytes]):
                 if row in self.fallbacks:
                     continue  # By a later stage: the host decodes it anyway.
@@ -565,7 +564,7 @@ def _wrong(
     codec: str,
 ) -> Iterator[tuple[int, str]]:
     sizes, statuses = CodecBatch.results(found)
-    for i in np.flatnonzero((statuses != 0) | (sizes != expected)):
+    for i in ((statuses != 0) | (sizes != expected)).nonzero()[0].tolist():
         status = int(statuses[i])
         if status:
             reason = f"{codec}: {STATUSES.get(status, 'unknown status')} ({status})"

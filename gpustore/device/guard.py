@@ -48,15 +48,16 @@ Integers = NDArray[np.int64]
 class Guards:
     """Guards of one submission, as columns."""
 
-    __slots__ = ("_after", "_before", "_spans")
+    __slots__ = ("_after", "_before", "_count", "_spans")
 
     def __init__(self) -> None:
+        self._count = 0
         self._spans: list[Spans] = []
         self._before: list[Integers] = []
         self._after: list[Integers] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._spans))
+        return self._count
 
     def add(self, spans: Spans, before: Integers, after: Integers) -> None:
         """Add guards.
@@ -68,6 +69,7 @@ class Guards:
         before, after : ndarray of int64, shape (n,)
             Row whose output is before and after each guard, :data:`NO_ROW` without one.
         """
+        self._count += len(spans)
         self._spans.append(spans)
         self._before.append(before)
         self._after.append(after)
@@ -75,9 +77,10 @@ class Guards:
     @property
     def columns(self) -> NDArray[np.uint64]:
         """Addresses and sizes in bytes of all guards, shape (2, n)."""
-        if not self._spans:
-            return np.zeros((2, 0), np.uint64)
-        return np.concatenate([np.stack((one.address, one.nbytes)) for one in self._spans], axis=1)
+        columns = [np.array((one.address, one.nbytes), np.uint64) for one in self._spans]
+        if len(columns) == 1:
+            return columns[0]
+        return np.concatenate([np.zeros((2, 0), np.uint64), *columns], axis=1)
 
     @property
     def blocks(self) -> int:
@@ -89,7 +92,7 @@ class Guards:
 
         `found` are the bytes of one uint32 for each guard, written by the kernel: not 0 if changed.
         """
-        changed = np.flatnonzero(found.view(np.uint32))
+        (changed,) = found.view(np.uint32).nonzero()
         if not len(changed):
             return
         for rows in (self._before, self._after):

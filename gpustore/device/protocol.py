@@ -308,7 +308,7 @@ class CodecBatch:
 
         Rows are addresses and sizes of `src`, then addresses and sizes of `dst`.
         """
-        return np.stack((src.address, src.nbytes, dst.address, dst.nbytes))
+        return np.array((src.address, src.nbytes, dst.address, dst.nbytes), np.uint64)
 
     @staticmethod
     def results(found: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:

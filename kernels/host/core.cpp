@@ -18,6 +18,7 @@
 #include "job.h"
 #include "place.h"
 #include "plan.h"
+#include "runs.h"
 #include "write.h"
 
 namespace gpustore {
@@ -557,6 +558,18 @@ EXPORT gpustore::PlannedJob* gpustore_core_plan(const gpustore::Request* request
     }
     delete planned;
     return nullptr;
+}
+
+// Writes the descriptors of copies on a device (runs.h); returns the number of tables, 0 if they are left to
+// Python.
+EXPORT std::int64_t gpustore_core_copy_runs(
+    const gpustore::CopyRows* rows, std::int64_t* heads, unsigned char* out, std::int64_t size) {
+    try {
+        gpustore::CopyRuns runs(*rows);
+        return runs.make() ? runs.write(heads, out, size) : 0;
+    } catch (const std::bad_alloc&) {
+        return 0;
+    }
 }
 
 // Plans one read into one array and writes its regions down, one a chunk: edges of the units, the columns

@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 59828786584275565;
+constexpr i64 ABI = 47409719949279045;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -61,6 +61,15 @@ struct Array {
     i64 bools;                // whether bytes other than 0 and 1 are illegal
     const i64 *shape, *chunk_shape;  // elements of the array and of a chunk along each dimension
     const i64* stride;        // bytes between neighbours in a decoded chunk
+};
+
+// Rectangles of elements in two memories, whose strides are the same.
+struct CopyRows {
+    i64 rows, rank, itemsize;
+    i64 unit;                 // bytes that are reversed together; 1 for none
+    const i64 *src, *dst;     // address of the first element of each
+    const i64* count;         // a column for each dimension
+    const i64 *src_stride, *dst_stride;
 };
 
 // Where values go that are fetched and not placed, decoded if the array has a codec. They lie one

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpustore.backends.native.copy_runs import core_copy_launches
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.instance import WIDTHS
 from gpustore.device.kernels.launch import (
     Listed,
-    copy_launches,
     fill_launches,
     indexed_launches,
     repeated,
@@ -386,7 +386,7 @@ def _copy(
             _with_part(places.dst_stride, part, len(src)),
         )
         if not listed:
-            launches = copy_launches(rectangles, part.itemsize, unit=part.unit)
+            launches = core_copy_launches(rectangles, part.itemsize, unit=part.unit)
         else:
             launches = indexed_launches(rectangles, listed, part.itemsize, unit=part.unit)
         commands.launch_tables(launches)

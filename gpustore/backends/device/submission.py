@@ -154,8 +154,8 @@ class Submission:
         self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
             is_encoded = group.state == CACHED_ENCODED
-            self._queue(group, np.flatnonzero((group.state != FAILED) & ~is_encoded))
-            self._queue(group, np.flatnonzero(is_encoded))
+            self._queue(group, ((group.state != FAILED) & ~is_encoded).nonzero()[0])
+            self._queue(group, is_encoded.nonzero()[0])
         if self._is_queued:
             self.event = self._device.record(self.buffer.stream)
 
@@ -425,10 +425,7 @@ class Submission:
         for _, commands, _ in self._parts:
             if commands.fallbacks:
                 return False
-        for piece in self.pieces:
-            if piece.errors:
-                return False
-        return True
+        return not any([piece.errors for piece in self.pieces])
 
     def synchronize(self) -> None:
         """Wait until all work has run on the device."""

@@ -207,7 +207,7 @@ def read_columns(
         blocks=BloscBlocks(*blocks),
         streams=BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32),
     )
-    left = np.flatnonzero(columns.decoded_nbytes == 0)
+    (left,) = (columns.decoded_nbytes == 0).nonzero()
     if not len(left):
         return columns, {}
     others, reasons = _read(encoded.take(left), decoded_max, exact=exact)

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numcodecs.zstd
-import numpy as np
 import zstandard
 
 from gpustore.codec_chain.base import (
@@ -202,7 +201,7 @@ class _Zstd(BytesCodec):
             nbytes, reasons = read_values(columns)
             wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
             size = f"zstd: does not hold {decoded_max} bytes"
-            reasons = {**dict.fromkeys(np.flatnonzero(wrong).tolist(), size), **reasons}
+            reasons = {**dict.fromkeys(wrong.nonzero()[0].tolist(), size), **reasons}
             return HeaderColumns((nbytes,)), reasons
 
         headers = self._headers(commands, read)

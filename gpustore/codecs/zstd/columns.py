@@ -53,7 +53,7 @@ def read_frames(
     if encoded.reader is None:
         return _read(encoded, start, nbytes)
     content = encoded.reader.zstd_frames(encoded.data, start, nbytes)
-    left = np.flatnonzero(content == 0)
+    (left,) = (content == 0).nonzero()
     if not len(left):
         return content, {}
     content[left], reasons = _read(encoded, start[left], nbytes[left])

@@ -1,0 +1,89 @@
+"""Launches that copy rectangles on a device, whose descriptors the native core writes.
+
+They are those of :func:`gpustore.device.kernels.launch.copy_launches`, to which the core leaves all
+that is not plain.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array as numbers
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.native.job import address_of
+from gpustore.backends.native.library import library
+from gpustore.device.kernels.descriptor import KernelLaunch, run_dtype
+from gpustore.device.kernels.instance import WIDTHS
+from gpustore.device.kernels.launch import copy_launches
+from gpustore.device.kernels.run import Rows
+
+_MOST_DIMS: Final = 8  # Of a run: one more than of a rectangle.
+_MOST_TABLES: Final = 10
+_HEAD: Final = 5
+"""Numbers about each table."""
+
+_UNITS: Final = {unit: np.uint32(unit) for unit in (1, 2, 4, 8)}
+
+
+@cache
+def _core() -> Any:
+    core = library()
+    if core is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        core.gpustore_core_copy_runs.argtypes = (pointer, pointer, pointer, number)
+        core.gpustore_core_copy_runs.restype = number
+    return core
+
+
+def core_copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLaunch]:
+    """Return launches that copy all elements of all rows.
+
+    Parameters and errors are those of :func:`~gpustore.device.kernels.launch.copy_launches`.
+    """
+    launches = _written(rows, itemsize, unit)
+    return copy_launches(rows, itemsize, unit=unit) if launches is None else launches
+
+
+def _written(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch] | None:
+    core = _core()
+    if core is None or unit not in _UNITS or itemsize % unit:
+        return None
+    src_stride, dst_stride = rows.src_stride, rows.dst_stride
+    if not isinstance(src_stride, tuple) or not isinstance(dst_stride, tuple):
+        return None
+    src, dst, count = _column(rows.src), _column(rows.dst), _column(rows.count)
+    n, rank = len(src), len(src_stride)
+    if rank >= _MOST_DIMS or count.shape != (rank, n):
+        return None
+    columns = address_of(src), address_of(dst), address_of(count)
+    words = numbers("q", (n, rank, itemsize, unit, *columns, 0, 0, *src_stride, *dst_stride))
+    here = words.buffer_info()[0]
+    words[7], words[8] = here + 72, here + 72 + 8 * rank
+    heads = numbers("q", bytes(8 * _HEAD * _MOST_TABLES))
+    room: NDArray[np.uint8] = np.empty(n * run_dtype(_MOST_DIMS).itemsize, np.uint8)
+    tables = core.gpustore_core_copy_runs(here, heads.buffer_info()[0], address_of(room), len(room))
+    if not tables:
+        return None
+    found = []
+    at = 0
+    for head in range(0, _HEAD * tables, _HEAD):
+        width, is_tiled, used, some, blocks = heads[head : head + _HEAD]
+        dtype = run_dtype(used)
+        table = room[at : at + some * dtype.itemsize].view(dtype)
+        at += some * dtype.itemsize
+        kernel = "copy_tiled" if is_tiled else "copy_strided"
+        expression = f"gs::{kernel}<{WIDTHS[width]}, {used}>"
+        found.append(KernelLaunch("copy", expression, blocks, table, (_UNITS[unit],)))
+    return found
+
+
+def _column(values: Any) -> NDArray[np.int64]:
+    """Return integers as a contiguous array of int64; addresses stay what they are."""
+    column = np.asarray(values)
+    if column.dtype == np.uint64:
+        column = column.view(np.int64)
+    return np.ascontiguousarray(column, np.int64)

@@ -1,0 +1,99 @@
+"""Descriptors of copies that the native core writes, against those in Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpustore.backends.native import copy_runs
+from gpustore.backends.native.copy_runs import core_copy_launches
+from gpustore.backends.native.library import library
+from gpustore.device.kernels import launch
+from gpustore.device.kernels.run import Rows
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
+
+SRC, DST = 1 << 40, 1 << 41
+
+EXTENTS = st.sampled_from([1, 1, 2, 3, 7, 8, 9, 16, 33, 64, 100])
+
+
+@st.composite
+def rectangles(draw):
+    """Rows with the layouts of chunks and arrays: any order of dimensions, gaps and steps."""
+    rank = draw(st.integers(0, 4))
+    itemsize = draw(st.sampled_from([1, 2, 3, 4, 8, 12, 16]))
+    n = draw(st.integers(1, 5))
+    count = [[draw(EXTENTS) for _ in range(n)] for _ in range(rank)]
+    most = [max(column) for column in count]
+    strides = []
+    for _ in range(2):
+        order, stride, reach = draw(st.permutations(range(rank))), [0] * rank, itemsize
+        for d in order:
+            gap = draw(st.sampled_from([1, 1, 1, 2, 3]))
+            stride[d] = reach * gap * draw(st.sampled_from([1, 1, -1]))
+            reach *= most[d] * gap
+        strides.append(tuple(stride))
+    shifts = st.sampled_from([0, 0, 16, 64, 8, 2, 1])
+    src, dst = (
+        np.array([base + (i << 30) + draw(shifts) for i in range(n)], np.uint64)
+        for base in (SRC, DST)
+    )
+    count = np.array(count, np.int64).reshape(rank, n)
+    return Rows(src, dst, count, *strides), itemsize
+
+
+def plain(launches):
+    """Launches as values; strides of a single item mean nothing."""
+    found = []
+    for one in launches:
+        table = one.table.copy()
+        for side in ("src_stride", "dst_stride"):
+            table["dim"][side][table["dim"]["extent"] == 1] = 0
+        arguments = [argument.tobytes() for argument in one.arguments]
+        found.append(
+            (one.family, one.expression, one.blocks, arguments, table.dtype, table.tobytes())
+        )
+    return found
+
+
+@pytest.mark.matrix
+@given(case=rectangles(), unit=st.sampled_from([1, 1, 2, 4, 8]))
+def test_descriptors_are_those_in_python(case, unit):
+    rows, itemsize = case
+    unit = unit if itemsize % unit == 0 else 1
+    written = copy_runs._written(rows, itemsize, unit)
+    expected = plain(launch._copy_launches(rows, itemsize, unit))
+    assert written is None or plain(written) == expected
+    assert written is not None or unit > 1
+    assert plain(core_copy_launches(rows, itemsize, unit=unit)) == expected or written is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "itemsize"),
+    [
+        (Rows([SRC], [DST], [[0], [3]], (3, 1), (3, 1)), 1),
+        (Rows([SRC], [DST], [[1 << 20], [1 << 13]], (1 << 16, 3), (1 << 16, 3)), 1),
+        (Rows([SRC], [DST], [[2]], [1], [1]), 1),
+        (Rows([SRC], [DST], np.ones((8, 1), np.int64), (1,) * 8, (1,) * 8), 1),
+        (Rows([SRC], [DST], [[1 << 62], [1 << 62]], (1 << 62, 1), (1 << 62, 1)), 1),
+    ],
+    ids=["empty", "cut", "strides by row", "rank", "overflow"],
+)
+def test_other_rows_are_left_to_python(rows, itemsize):
+    assert copy_runs._written(rows, itemsize, 1) is None
+
+
+def test_elements_on_each_other_are_an_error():
+    with pytest.raises(ValueError, match="lie on each other"):
+        core_copy_launches(Rows([SRC], [DST], [[2]], (1,), (0,)), 1)
+
+
+def test_a_long_launch_is_numbered_through():
+    n = 1000
+    at = np.arange(n, dtype=np.uint64) << np.uint64(30)
+    rows = Rows(SRC + at, DST + at, np.full((1, n), 5000), (3,), (1,))
+    (one,) = copy_runs._written(rows, 1, 1)
+    assert one.blocks == 5000
+    assert one.table["first_tile"].tolist() == [*range(0, 5000, 5)]
+    assert one.table["row"].tolist() == [*range(n)]
