@@ -91,10 +91,10 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
 
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
     """Return streams at multiples of `alignment`, and the copies (from, to) that align them."""
-    wrong = src.address % np.uint64(alignment) != 0
-    begin = src.take(wrong)
-    end = destinations(commands, begin.nbytes.view(np.int64))
-    if len(begin):
+    (wrong,) = (src.address % np.uint64(alignment)).nonzero()
+    begin = end = src.take(wrong)
+    if len(wrong):
+        end = destinations(commands, begin.nbytes.view(np.int64))
         address = src.address.copy()
         address[wrong] = end.address
         src = Spans(address, src.nbytes)
@@ -121,7 +121,8 @@ def decompress_values(
         return
     known = device.codec(codec)
     src, (begin, end) = aligned(commands, src, 1 if known is None else known.src_alignment)
-    commands.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
+    if len(begin):
+        commands.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
     dst = destinations(commands, nbytes, commands.rows)
     commands.decompress(codec, src, dst)
     commands.values, commands.encoded = dst, None

@@ -6,6 +6,7 @@ The tasks of a read make :class:`Piece` objects; a submission joins those of one
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -148,12 +149,17 @@ class Group:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
         self.chain = pieces[0].chain
-        self.edges = np.cumsum([0, *map(len, pieces)])
+        self.edges: Integers = np.array([*itertools.accumulate(map(len, pieces), initial=0)])
         self.places = Places.joined([piece.places for piece in pieces])
-        self.start = np.concatenate([piece.start for piece in pieces])
-        self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
-        self.state = np.concatenate([piece.state for piece in pieces])
-        self.content = self._content()
+        one = pieces[0]
+        self.start, self.nbytes, self.state, self.content = (
+            one.start, one.nbytes, one.state, one.content
+        )
+        if len(pieces) > 1:
+            self.start = np.concatenate([piece.start for piece in pieces])
+            self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
+            self.state = np.concatenate([piece.state for piece in pieces])
+            self.content = self._content()
 
     def _content(self) -> Integers | None:
         """Return the column `content` of all pieces, 0 where it is not known; None without any."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,16 +55,17 @@ class Part:
     strides: tuple[int, ...] = ()
 
 
-def parts(dtype: np.dtype[Any]) -> list[Part]:
+@lru_cache(maxsize=64)
+def parts(dtype: np.dtype[Any]) -> tuple[Part, ...]:
     """Split an element into parts to copy: one, except for records of another byte order.
 
     >>> parts(np.dtype("<u4").newbyteorder()), parts(np.dtype("V3"))
-    ([Part(offset=0, itemsize=4, unit=4, shape=(), strides=())], \
-[Part(offset=0, itemsize=3, unit=1, shape=(), strides=())])
+    ((Part(offset=0, itemsize=4, unit=4, shape=(), strides=()),), \
+(Part(offset=0, itemsize=3, unit=1, shape=(), strides=()),))
     """
-    found = list(_leaves(dtype, 0))
+    found = tuple(_leaves(dtype, 0))
     if all(part.unit == 1 for part in found):
-        return [Part(0, dtype.itemsize, 1)]
+        return (Part(0, dtype.itemsize, 1),)
     return found
 
 
@@ -102,6 +104,8 @@ class Places:
         Data type of the arrays.
     points : list of tuple of Points, length n, optional
         Offsets that index arrays add to each; see :class:`~gpustore.planning.window.PlanWindow`.
+    are_single : bool
+        Whether each chunk is known to have one rectangle.
     """
 
     first: Integers
@@ -112,6 +116,7 @@ class Places:
     dst_stride: ArrayLike
     dtype: np.dtype[Any]
     points: list[tuple[Points, ...]] | None = None
+    are_single: bool = False
 
     @classmethod
     def of_rows(cls, rows: PlanWindow, layout: ChunkBytes, out: DeviceArray) -> Places:
@@ -129,6 +134,7 @@ class Places:
             rows.dst_stride,
             out.dtype,
             rows.points,
+            are_single=True,
         )
 
     @classmethod
@@ -248,6 +254,7 @@ class Places:
             steps[1],
             dtype,
             list(zip(*listed)) if listed else None,
+            are_single=not table.has_first,
         )
 
     @classmethod
@@ -271,12 +278,13 @@ class Places:
             _joined_strides([part.dst_stride for part in parts], sizes),
             one.dtype,
             None if one.points is None else points,
+            are_single=all([part.are_single for part in parts]),
         )
 
     def take(self, chunks: Integers) -> Places:
         """Return the places of the chunks with these numbers."""
-        if len(chunks) == len(self.first) - 1 and (np.diff(chunks) == 1).all():
-            return self
+        if len(chunks) == len(self.first) - 1 and (chunks[1:] > chunks[:-1]).all():
+            return self  # All of them, in order.
         counts = self.first[chunks + 1] - self.first[chunks]
         first = np.concatenate(([0], np.cumsum(counts)))
         some = np.arange(first[-1]) + np.repeat(self.first[chunks] - first[:-1], counts)
@@ -294,6 +302,7 @@ class Places:
             dst_stride,
             self.dtype,
             points,
+            self.are_single,
         )
 
 
@@ -362,8 +371,13 @@ def _copy(
     *,
     one_element: bool,
 ) -> None:
-    """Record the copy of all elements, or of the one that begins each chunk to all its places."""
-    src, src_stride = np.repeat(chunks, np.diff(places.first)), places.src_stride
+    """Record the copy of all elements, or of the one that begins each chunk to all its places.
+
+    `chunks`, the address of each, may be changed.
+    """
+    src, src_stride = chunks, places.src_stride
+    if not places.are_single:
+        src = np.repeat(chunks, places.first[1:] - places.first[:-1])
     if one_element:
         src_stride = (0,) * len(places.count)
     else:

@@ -401,22 +401,23 @@ class Submission:
         if not commands.launches:
             self._parts.append((group, commands, 0))
             return
-        tables = buffer.reserve_table(commands.table_nbytes)
+        table_nbytes, result_nbytes = commands.table_nbytes, commands.result_nbytes
+        tables = buffer.reserve_table(table_nbytes)
         end = buffer.used
-        results = None if tables is None else buffer.reserve_table(commands.result_nbytes)
+        results = None if tables is None else buffer.reserve_table(result_nbytes)
         if tables is None or results is None:
-            raise _NoRoom(aligned(commands.table_nbytes) + commands.result_nbytes)
-        commands.write_tables(buffer.view(tables, commands.table_nbytes))
-        first = self._uploaded
+            raise _NoRoom(aligned(table_nbytes) + result_nbytes)
+        commands.write_tables(buffer.view(tables, table_nbytes))
+        first, here = self._uploaded, buffer.address(results)
         device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
         self._uploaded = buffer.used
-        STATISTICS.add(copies=1, bytes_to_device=end - first, launches=commands.launches)
         self._is_queued = True
-        commands.run(buffer.address(tables), buffer.address(results))
-        if commands.result_nbytes:
-            nbytes = commands.result_nbytes
-            device.download(buffer.address(results), buffer.pinned, results, nbytes, stream)
-            STATISTICS.add(copies=1, bytes_to_host=nbytes)
+        commands.run(buffer.address(tables), here)
+        counts = {"copies": 1, "bytes_to_device": end - first, "launches": commands.launches}
+        if result_nbytes:
+            device.download(here, buffer.pinned, results, result_nbytes, stream)
+            counts |= {"copies": 2, "bytes_to_host": result_nbytes}
+        STATISTICS.add(**counts)
         self._parts.append((group, commands, results))
 
     @property
@@ -434,25 +435,25 @@ class Submission:
 
     def finish(self) -> list[Left]:
         """Wait for the results; return the rows that are left to the host."""
+        waits = retries = decoded = 0
         if self.event is not None:
             self.synchronize()
-            STATISTICS.add(waits=1)
+            waits = 1
         left: dict[int, list[Integers]] = {}
         for group, commands, results in self._parts:
             found = dict(commands.fallbacks)
+            failed: dict[int, str] = {}
             nbytes = commands.result_nbytes
             if nbytes:
                 failed = commands.failures(self.buffer.view(results, nbytes))
                 found.update(failed)
-                STATISTICS.add(retries=len(failed))
-            else:
-                failed = {}
+                retries += len(failed)
             if not group.chain.is_raw:
-                decoded = len(commands) - len(failed)
-                STATISTICS.add(chunks_decoded_device=max(0, decoded))
+                decoded += max(0, len(commands) - len(failed))
             if found:
                 left.setdefault(id(group), []).append(np.array(list(found), np.int64))
         self._parts = []
+        STATISTICS.add(waits=waits, retries=retries, chunks_decoded_device=decoded)
         self._put_entries(left)
         if left:
             self._fetch_direct()

@@ -179,6 +179,6 @@ def test_taken_places_are_those_of_the_chunks(seed):
 def test_types_of_several_units_are_copied_in_parts():
     for name, unit in zip((">u2", ">U3", ">c8", "|V7", "|u1", "<M8[s]"), (2, 4, 4, 1, 1, 1)):
         dtype = np.dtype(name)
-        assert parts(dtype) == [Part(0, dtype.itemsize, unit)]
+        assert parts(dtype) == (Part(0, dtype.itemsize, unit),)
     record = np.dtype([("a", ">u2"), ("b", ">u4", (3,))])
-    assert parts(record) == [Part(0, 2, 2), Part(2, 4, 4, (3,), (4,))]
+    assert parts(record) == (Part(0, 2, 2), Part(2, 4, 4, (3,), (4,)))
