@@ -11,7 +11,9 @@ import os
 import resource
 import shutil
 import statistics
+import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ MOST_ROUNDS = 200
 HEADS = (
     "format", "read", "chunks", "us a chunk", "Python, us a chunk", "system, us a chunk",
     "caller, us a chunk", "ms a submission", "recording, ms", "wall, ms", "submissions",
-    "launches", "copies", "waits",
+    "launches", "copies", "waits", "Python calls",
 )  # fmt: skip
 
 
@@ -118,6 +120,17 @@ def system_s(path, room):
     return resource.getrusage(resource.RUSAGE_SELF).ru_stime - begin
 
 
+def python_calls(once):
+    """Number of Python functions that `once` calls on this thread."""
+    counts = Counter()
+    sys.setprofile(lambda frame, event, argument: counts.update([event]))
+    try:
+        once()
+    finally:
+        sys.setprofile(None)
+    return counts["call"]
+
+
 @pytest.fixture
 def parts(monkeypatch):
     """Seconds of CPU time of threads in parts of a read: ``core`` and ``recording``, in lists."""
@@ -172,6 +185,7 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, 
         for _ in range(2):  # The first read takes the memory that is kept.
             once()
         rounds = max(3, min(MOST_ROUNDS, int(ROUNDS_S / times[1][2])))
+        calls = python_calls(once) if read == CROP else ""
         times.clear()
         for spent in parts.values():
             spent.clear()
@@ -193,6 +207,7 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, 
         f"{wall * 1e3:.2f}",
         submissions,
     ]
-    figures += [counted.get(head, 0) for head in HEADS[-3:]]
+    figures += [counted.get(head, 0) for head in HEADS[-4:-1]]
+    figures.append(calls)
     benchmark.extra_info.update(zip(HEADS[3:], figures))
     rows.append([cost_format, read, chunks, *figures])

@@ -42,7 +42,10 @@ public:
     // Makes the runs of all rows; false if some are left to Python.
     bool make() {
         if (rows_.rank >= MOST_DIMS || rows_.rows <= 0) return false;
-        for (i64 d = 0; d < rows_.rank; d++) order_[d] = static_cast<int>(d);
+        for (i64 d = 0; d < rows_.rank; d++) {
+            if (rows_.src_stride[d] == INT64_MIN || rows_.dst_stride[d] == INT64_MIN) return false;
+            order_[d] = static_cast<int>(d);
+        }
         std::stable_sort(order_, order_ + rows_.rank, [this](int one, int other) {
             const i64 a = std::llabs(rows_.dst_stride[one]), b = std::llabs(rows_.dst_stride[other]);
             return a != b ? a < b : std::llabs(rows_.src_stride[one]) < std::llabs(rows_.src_stride[other]);
@@ -65,7 +68,8 @@ public:
     i64 write(i64* heads, u8* out, i64 size) {
         i64 tables = 0;
         for (int kernel = 0; kernel < 10; kernel++) {
-            const i64 rank = rank_for(most_[kernel / 2]), nbytes = static_cast<i64>(sizeof(RunHead) + sizeof(RunDim) * rank);
+            const i64 rank = rank_for(most_[kernel / 2]);
+            const i64 nbytes = static_cast<i64>(sizeof(RunHead) + sizeof(RunDim) * static_cast<std::size_t>(rank));
             i64 count = 0, blocks = 0, tiles;
             for (i64 row = 0; row < rows_.rows; row++) {
                 const CopyRun& run = runs_[static_cast<std::size_t>(row)];
@@ -176,9 +180,9 @@ private:
             tiles *= steps;
             std::uint32_t magic = 0, shift = 0;
             if (steps > 1) {
-                shift = static_cast<std::uint32_t>(63 - __builtin_clzll(static_cast<unsigned long long>(steps - 1)));
-                magic = static_cast<std::uint32_t>(((std::uint64_t(1) << (32 + shift)) + static_cast<std::uint64_t>(steps) - 1) /
-                                                   static_cast<std::uint64_t>(steps));
+                const auto divisor = static_cast<std::uint64_t>(steps);
+                shift = static_cast<std::uint32_t>(63 - __builtin_clzll(divisor - 1));
+                magic = static_cast<std::uint32_t>(((std::uint64_t(1) << (32 + shift)) + divisor - 1) / divisor);
             }
             dim = {static_cast<std::uint32_t>(extent), magic, shift, 0, run.src_stride[k], run.dst_stride[k]};
         }

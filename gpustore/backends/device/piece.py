@@ -153,7 +153,10 @@ class Group:
         self.places = Places.joined([piece.places for piece in pieces])
         one = pieces[0]
         self.start, self.nbytes, self.state, self.content = (
-            one.start, one.nbytes, one.state, one.content
+            one.start,
+            one.nbytes,
+            one.state,
+            one.content,
         )
         if len(pieces) > 1:
             self.start = np.concatenate([piece.start for piece in pieces])

@@ -83,7 +83,7 @@ class BloscStreams:
     def take(self, chosen: Mask | Integers) -> BloscStreams:
         """Return some of the streams."""
         if chosen.dtype == np.bool_:
-            chosen = np.flatnonzero(chosen)
+            (chosen,) = chosen.nonzero()
         return BloscStreams(*(column[chosen] for column in _columns(self).values()))
 
 
@@ -114,7 +114,7 @@ class BloscColumns:
     @property
     def codes(self) -> list[int]:
         """Numbers of the compressors of all frames, also of stored ones."""
-        found: list[int] = np.flatnonzero(np.bincount(self.code)).tolist()
+        found: list[int] = np.bincount(self.code).nonzero()[0].tolist()
         return found
 
     def compressed(self) -> list[tuple[int, BloscStreams]]:
