@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpustore.backends.base import Check
@@ -23,7 +23,12 @@ from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.early_result import EarlyResult
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.piece import MISSING, Left, Piece
-from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
+from gpustore.backends.device.staging_buffer import (
+    PART_ALIGNMENT,
+    StagingBuffer,
+    StagingBuffers,
+    aligned,
+)
 from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
@@ -82,6 +87,14 @@ class Extent:
     slack_nbytes: int
     piece_nbytes: int
     is_small: bool
+
+    def with_values(self, nbytes: int) -> Extent:
+        """Return sizes with room for values of `nbytes` bytes; these if they have that."""
+        value_nbytes = aligned(nbytes) + PART_ALIGNMENT
+        if value_nbytes <= self.value_nbytes:
+            return self
+        rows = max(1, self.piece_nbytes // value_nbytes)
+        return replace(self, buffer_rows=rows, value_nbytes=value_nbytes)
 
 
 class Submissions:
@@ -282,6 +295,8 @@ class Submissions:
         if left:
             self._early.wrong(sum([len(one.rows) for one in left]))
         with self._lock:
+            for one in left:  # Cached chunks, of which only tables passed the buffers so far.
+                self.extent = self.extent.with_values(one.piece.chain.layout.nbytes)
             self._live.remove(submission)
             self._left.extend(left)
             self._idle.append(submission.buffer)

@@ -681,6 +681,36 @@ def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain, memory):
         del there, part, same
 
 
+@each("memory", ["device", "pinned"])
+@each("cause", ["choice", "failure"])
+def test_the_host_decodes_large_chunks_that_are_kept_encoded(tmp_path, cause, memory):
+    """Reads of chunks that are there have staging memory for tables only, until then."""
+    url = f"file://{tmp_path}/l|zarr3:"
+    elements = (np.arange(4 << 20) % 251).astype(np.uint8)
+    with emulated() as device:
+        host = gpustore.open(
+            url, create=True, device="cpu", dtype="uint8", shape=[4 << 20], codec="gzip",
+            chunks=[2 << 20],
+        ).result()  # fmt: skip
+        host[...] = elements
+        pool = {"total_bytes_limit": 10**9, "content": "encoded", "memory": memory}
+        choice = {"min_streams": 2, "long_stream_nbytes": 1000}
+        context = gpustore.Context({"device_cache_pool": pool, "gpu_decode_choice": choice})
+        there = gpustore.open(
+            url, context=context, device=device.name, recheck_cached_data=False
+        ).result()
+        there.preload().result()
+        there._driver.array.backend.buffers.free()
+        part = there[: 2 << 20] if cause == "choice" else there
+        if cause == "failure":
+            device.faults.statuses = {(device.counts["decompress"], 0): 12}
+        found, counts = counted(device, part)
+        assert np.array_equal(found, elements[: len(found)])
+        assert counts["host_fallbacks"] == 1
+        assert "bytes_fetched" not in counts
+        del there, part
+
+
 @each("kind", ["once", "from then on"])
 def test_a_download_that_lacks_memory_is_repeated_or_an_error_by_key(tmp_path, kind):
     with emulated() as device:
