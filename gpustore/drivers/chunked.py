@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol
 
 from gpustore import registry
@@ -50,6 +50,7 @@ from gpustore.pipelines.write import write
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
@@ -125,22 +126,17 @@ class ChunkedDriver:
 
     base = None
 
-    # The order of writes, and what reads share, go by the identity of these two. So all threads get
-    # the one that was made first: `cached_property` has no lock since Python 3.12.
-    @property
+    # The order of writes, and what reads share, go by the identity of these two: all threads get
+    # the one that was made first.
+    @cached_attribute
     def array(self) -> ChunkedArray:
         """Argument of the pipelines for writing."""
-        made: ChunkedArray | None = vars(self).get("array")
-        if made is None:
-            new = self.origin.array(self.metadata, self.description)
-            made = vars(self).setdefault("array", new)
-        return made
+        return self.origin.array(self.metadata, self.description)
 
-    @property
+    @cached_attribute
     def reader(self) -> ChunkedArray:
         """Argument of the pipelines for reading."""
-        made: ChunkedArray | None = vars(self).get("reader")
-        return made or vars(self).setdefault("reader", self.array.reader())
+        return self.array.reader()
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
@@ -182,7 +178,7 @@ class ChunkedDriver:
     def dimension_units(self) -> tuple[Unit | None, ...]:
         return self.description.units
 
-    @cached_property
+    @cached_attribute
     def attributes(self) -> Attributes:
         """Attributes in the metadata, or for Zarr v2 in the document ``.zattrs`` beside them."""
         file = self.file

@@ -204,7 +204,7 @@ def _filled(
 
     def fill(store: TensorStore) -> None:
         if attributes and spec._driver.id != "zarr3":
-            store.attrs.update(attributes)
+            store.attrs.update(attributes).result()
         if data is not None:
             store.write(data).result()
 

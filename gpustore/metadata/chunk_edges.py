@@ -23,13 +23,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.errors import MetadataError
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.strict_json.parsing import JsonValue, at_position, expect_int, expect_list
 
 _LONGEST: Final = 2**62
@@ -104,12 +104,12 @@ class ChunkEdges:
             return self.runs[0][0]
         return [size if count == 1 else [size, count] for size, count in self.runs]
 
-    @cached_property
+    @cached_attribute
     def total(self) -> int:
         """Sum of all sizes, in elements."""
         return sum(size * count for size, count in self.runs)
 
-    @cached_property
+    @cached_attribute
     def sizes(self) -> frozenset[int]:
         """Set of the sizes that occur, in elements."""
         return frozenset(size for size, _ in self.runs)
@@ -124,7 +124,7 @@ class ChunkEdges:
         """Size of all chunks in elements, None if they differ."""
         return self.runs[0][0] if len(self.runs) == 1 else None
 
-    @cached_property
+    @cached_attribute
     def _columns(self) -> tuple[Integers, Integers, Integers]:
         """Size, first cell and first position of each run, int64 of shape (runs,) each."""
         size, count = np.array(self.runs or [(1, 1)], np.int64).T
@@ -132,7 +132,7 @@ class ChunkEdges:
         position = np.concatenate([[0], np.cumsum(size * count)[:-1]])
         return size, cell, position
 
-    @cached_property
+    @cached_attribute
     def _lists(self) -> list[list[int]]:
         """Size, first cell and first position of each run, as lists for scalar look-ups."""
         return [column.tolist() for column in self._columns]

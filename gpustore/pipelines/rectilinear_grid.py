@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from gpustore.data_types.json_array import shape_text
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.metadata.chunk_edges import ChunkEdges
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.sharding.shard import ResolvedCodecs
 
 _REMEMBERED = 4096
@@ -36,7 +36,7 @@ class RectilinearGrid:
     inner_rank: int
     _resolved: dict[tuple[int, ...], ResolvedCodecs] = field(default_factory=dict)
 
-    @cached_property
+    @cached_attribute
     def planned(self) -> tuple[int | ChunkEdges, ...]:
         """Edges along each dimension, or an integer if all chunks have that size."""
         return tuple(edges.constant or edges for edges in self.edges)

@@ -6,7 +6,6 @@ Such reads are many, and a plan in Python takes longer than the core needs to fe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from gpustore.backends.native.request import MOST_ROWS, strided_maps, strided_table
 from gpustore.index_space import IndexTransform
@@ -15,6 +14,7 @@ from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan
 from gpustore.planning.connected_set import ConnectedSet
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
+from gpustore.runtime.cached_attribute import cached_attribute
 
 
 class StridedPlan(ChunkPlan):
@@ -53,17 +53,17 @@ class StridedPlan(ChunkPlan):
             input_shape=tuple(transform.domain.shape),
         )
 
-    @cached_property
+    @cached_attribute
     def _planned(self) -> ChunkPlan:
         ((_, plan),) = self._array.plans(self._transform, self.dst_stride)
         return plan
 
-    @cached_property
+    @cached_attribute
     def sets(self) -> Sequence[ConnectedSet]:
         """Connected sets, as a plan in Python has them."""
         return self._planned.sets
 
-    @cached_property
+    @cached_attribute
     def format(self) -> ChunkFormat:
         """Layout and keys of the chunks."""
         return self._planned.format

@@ -28,7 +28,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from gpustore.planning.chunk_grid import ChunkGrid
 from gpustore.planning.connected_set import ConnectedSet, connected_sets
 from gpustore.planning.row_table import RowTable, TablePoints, split_units
 from gpustore.planning.window import Column, PlanWindow, Points
+from gpustore.runtime.cached_attribute import cached_attribute
 
 WINDOW_ROWS = 65_536
 """Largest number of rows a window may have."""
@@ -106,12 +106,12 @@ class ChunkPlan:
     dst_stride: tuple[int, ...]
     input_shape: tuple[int, ...]
 
-    @cached_property
+    @cached_attribute
     def sizes(self) -> tuple[int, ...]:
         """Rows of each set."""
         return tuple([len(one.count) for one in self.sets])
 
-    @cached_property
+    @cached_attribute
     def rows(self) -> int:
         """Number of rows."""
         rows = 1
@@ -122,7 +122,7 @@ class ChunkPlan:
     def __len__(self) -> int:
         return self.rows
 
-    @cached_property
+    @cached_attribute
     def groups(self) -> tuple[list[tuple[int, int]], ...]:
         """Runs of rows whose cells share a key, for each set."""
         found = []
@@ -135,7 +135,7 @@ class ChunkPlan:
             found.append(list(itertools.pairwise([*edges, len(one)])))
         return tuple(found)
 
-    @cached_property
+    @cached_attribute
     def objects(self) -> int:
         """Number of keys."""
         return math.prod(map(len, self.groups))
@@ -287,7 +287,7 @@ class ChunkPlan:
             words, units, n, n, len(self.format.stride), len(self.input_shape), index, points
         )
 
-    @cached_property
+    @cached_attribute
     def _joined_points(self) -> list[tuple[Any, Any, Any]]:
         """Points of all rows of each set one behind the other, and where each row's begin."""
         found = []
@@ -419,7 +419,7 @@ class ChunkPlan:
         ]
         return list(zip(*columns)) if columns else None
 
-    @cached_property
+    @cached_attribute
     def _key_columns(self) -> list[tuple[int, Column, int, str]]:
         """Set, cells, ratio and separator of each array dimension in order."""
         found: dict[int, tuple[int, Column, int, str]] = {}
@@ -429,7 +429,7 @@ class ChunkPlan:
                 found[o] = (position, cells, self.format.key_ratio[o], lead)
         return [found[o] for o in range(self.format.key_rank)]
 
-    @cached_property
+    @cached_attribute
     def _key_parts(self) -> list[list[str] | None]:
         """Text that each row of its set adds to a key, for each array dimension.
 

@@ -19,11 +19,11 @@ import abc
 import os
 import threading
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from gpustore import registry
 from gpustore.errors import MetadataError
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.strict_json.parsing import JsonValue, expect_object, from_python, quote, text
 from gpustore.strict_json.repr import pretty
 
@@ -60,7 +60,7 @@ class ResourceType(abc.ABC, Generic[C, V]):
     def make(self, config: C) -> V:
         """Return the value of a resource; UnsupportedError if gpustore has none for `config`."""
 
-    @cached_property
+    @cached_attribute
     def shared_default(self) -> tuple[C, V]:
         """Configuration and value of every default resource, if they share it."""
         config = self.default()

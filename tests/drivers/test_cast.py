@@ -81,7 +81,6 @@ def test_casts_of_casts():
 
 WRITES = {
     "number": lambda store: store.write(7).result(),
-    "float": lambda store: store.write(3.5).result(),
     "too large": lambda store: store.write(300).result(),
     "smaller integers": lambda store: store.write(np.arange(6, dtype=np.int8)).result(),
     "larger integers": lambda store: store.write(np.arange(6, dtype=np.int16)).result(),

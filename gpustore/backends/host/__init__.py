@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from gpustore.index_space import IndexDomain
 from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.limits import Limits
 
 _CONVERTED_NBYTES = 1 << 20
@@ -49,7 +49,7 @@ class HostBackend:
     def __init__(self, *, is_fallback: bool = False) -> None:
         self._is_fallback = is_fallback
 
-    @cached_property
+    @cached_attribute
     def as_fallback(self) -> HostBackend:
         """Return a backend for arrays no device can hold; it counts chunks as fallbacks."""
         return HostBackend(is_fallback=True)

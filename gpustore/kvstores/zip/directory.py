@@ -24,7 +24,6 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cached_property
 from hashlib import blake2b
 from typing import Final
 
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
 from gpustore.kvstores.zip.end import CODEC, End, find_end
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import INT64_MAX, quote
 
@@ -154,7 +154,7 @@ class Directory:
     def __len__(self) -> int:
         return self.end.count
 
-    @cached_property
+    @cached_attribute
     def keys(self) -> list[str]:
         """Return all keys, in ascending order of their code points."""
         return sorted(self.rows)
@@ -208,7 +208,7 @@ class Directory:
         sizes = int(self.encoded_nbytes[row]), int(self.decoded_nbytes[row])
         return pack_generation(stamp, int(self.record["crc32"][row]), *sizes)
 
-    @cached_property
+    @cached_attribute
     def is_stamped(self) -> NDArray[np.bool_]:
         """Whether the stamp of each member is stored, a bool array of length n."""
         nbytes = len(STAMP_HEADER) + STAMP_NBYTES
