@@ -321,7 +321,9 @@ class StagingBuffers:
             kind = self._kinds[is_small]
             for buffer in kind.buffers:
                 former = buffer.owner
-                if former is None or former() is None:
+                is_idle = former is None or former() is None
+                # That call may let another read begin, which has taken it.
+                if is_idle and buffer.owner is former:
                     buffer.owner = reference
                     break
             else:

@@ -237,3 +237,21 @@ def test_buffers_of_a_read_that_is_gone_are_taken_again(device, pool):
     for buffer in buffers:
         pool.put(buffer)
     assert pool.taken == 0
+
+
+def test_a_buffer_is_taken_once_if_a_read_begins_while_its_owner_is_looked_at(pool):
+    """As the garbage collector may begin one there."""
+    owners = [type("Owner", (), {})() for _ in range(3)]
+    first = pool.take(owners[0], is_small=True)
+    taken = []
+
+    def is_gone():
+        first.owner = None
+        taken.append(pool.take(owners[1], is_small=True))
+
+    first.owner = is_gone
+    taken.append(pool.take(owners[2], is_small=True))
+    assert taken[0] is first
+    assert taken[1] is not first
+    for buffer in taken:
+        pool.put(buffer)
