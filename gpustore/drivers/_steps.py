@@ -362,8 +362,11 @@ class Steps:
 
 
 def _meaning(metadata: Any) -> bytes:
-    """Identity of the decoding: another shape decodes the same values in the same way."""
-    meaning: bytes = metadata.with_shape((0,) * len(metadata.shape)).encode()
+    """Identity of the decoding: another shape decodes the same values in the same way, and so do
+    other attributes.
+    """
+    free: dict[str, Any] = {metadata.free_member: {}}
+    meaning: bytes = metadata.with_members(shape=(0,) * len(metadata.shape), **free).encode()
     return meaning
 
 

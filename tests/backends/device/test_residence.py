@@ -1,6 +1,7 @@
 """Reads of arrays whose chunks stay in the memory of an emulated device."""
 
 import gc
+import json
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -236,6 +237,31 @@ def test_own_changes_are_seen_without_rechecks(steps, limit, chain, pool, is_fil
         there, plain = pair(device, LIMITS[limit], chain, pool, url, recheck_cached_data=False)
         check_steps(OnHost(device, there), plain, steps)
         del there
+
+
+@pytest.mark.parametrize("driver", ["zarr2", "zarr3"])
+@pytest.mark.parametrize("pool", ["device_cache_pool", "cache_pool"])
+def test_changes_by_stores_opened_with_other_attributes_are_seen(tmp_path, driver, pool):
+    url = f"file://{tmp_path}/a|{driver}:"
+    document, member = {
+        "zarr2": (".zarray", {"note": 1}),
+        "zarr3": ("zarr.json", {"attributes": {"note": 1}}),
+    }[driver]
+    with emulated() as device:
+        host = gpustore.open(
+            url, create=True, device="cpu", dtype="int16", shape=[8], chunks=[8]
+        ).result()
+        host[...] = 1
+        context = gpustore.Context({pool: {"total_bytes_limit": 10**6}})
+        options = {"context": context, "device": device.name, "recheck_cached_data": False}
+        before = gpustore.open(url, **options).result()
+        assert set(on_host(device, before.read().result())) == {1}
+        path = tmp_path / "a" / document
+        path.write_text(json.dumps({**json.loads(path.read_text()), **member}))
+        after = gpustore.open(url, **options).result()
+        after[...] = np.full(8, 5, np.int16)
+        assert set(on_host(device, before.read().result())) == {5}
+        del before, after
 
 
 @each("chain", ["gzip", "shards"])
