@@ -53,10 +53,7 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     Examples
     --------
     >>> codec_spec("zstd:5", "zarr3", 2)
-    CodecSpec({
-      'codecs': [{'configuration': {'level': 5}, 'name': 'zstd'}],
-      'driver': 'zarr3',
-    })
+    CodecSpec({'codecs': [{'configuration': {'level': 5}, 'name': 'zstd'}], 'driver': 'zarr3'})
     >>> codec_spec("zstd:5", "zarr2", 2)
     CodecSpec({'compressor': {'id': 'zstd', 'level': 5}, 'driver': 'zarr'})
     """
