@@ -55,7 +55,7 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     >>> codec_spec("zstd:5", "zarr3", 2)
     CodecSpec({'codecs': [{'configuration': {'level': 5}, 'name': 'zstd'}], 'driver': 'zarr3'})
     >>> codec_spec("zstd:5", "zarr2", 2)
-    CodecSpec({'compressor': {'id': 'zstd', 'level': 5}, 'driver': 'zarr'})
+    CodecSpec({'compressor': {'id': 'zstd', 'level': 5}, 'driver': 'zarr', 'filters': None})
     """
     if isinstance(codec, CodecSpec):
         return codec
