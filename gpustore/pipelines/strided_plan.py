@@ -75,10 +75,15 @@ class StridedPlan(ChunkPlan):
 
     def rows_of(self, table: RowTable, rows: Sequence[int]) -> PlanWindow:
         """Write down some rows of the table, with their keys."""
-        every = self.window(0, self.rows)
-        at = {cell: row for row, cell in enumerate(zip(*every.cells))}
+        every, at = self._every
         cells = table.columns().cells.T[list(rows)].tolist()
         return every.take([at[tuple(cell)] for cell in cells])
+
+    @cached_attribute
+    def _every(self) -> tuple[PlanWindow, dict[tuple[int, ...], int]]:
+        """All rows with their keys, and the row of each cell: errors ask for key after key."""
+        every = self.window(0, self.rows)
+        return every, {cell: row for row, cell in enumerate(zip(*every.cells))}
 
 
 def plans_of(
