@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -366,9 +367,10 @@ class DeviceBackend:
             array.reshape(-1).view(np.uint8)[:] = np.frombuffer(pinned.view, np.uint8)[
                 : array.nbytes
             ]
-        except DeviceError:
-            # The copy may still be on its way.
-            device.synchronize(device.record(stream))
+        except BaseException:
+            # The copy may still be on its way, after Ctrl-C too.
+            with suppress(DeviceError):
+                device.synchronize(device.record(stream))
             raise
         finally:
             device.free_pinned(pinned)
@@ -500,14 +502,15 @@ class DeviceBackend:
             STATISTICS.add(
                 copies=1, waits=1, launches=commands.launches, bytes_to_device=commands.table_nbytes
             )
-        except MemoryError as error:
-            raise LimitError(
-                f"Tables of {commands.table_nbytes} bytes do not fit the memory of device "
-                f"{self.device}; read fewer elements at once"
-            ) from error
-        except DeviceError:
-            # Work queued before the error may still run.
-            device.synchronize(device.record(buffer.stream))
+        except BaseException as error:
+            # Work queued before the error, or before Ctrl-C, may still run.
+            with suppress(DeviceError):
+                device.synchronize(device.record(buffer.stream))
+            if isinstance(error, MemoryError):
+                raise LimitError(
+                    f"Tables of {commands.table_nbytes} bytes do not fit the memory of device "
+                    f"{self.device}; read fewer elements at once"
+                ) from error
             raise
         finally:
             if kept is None:
