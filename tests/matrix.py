@@ -1,15 +1,15 @@
-"""Many cases in one test, and matrices of which a session goes through every eighth cell.
+"""Many cases in one test, and matrices of which a session goes through every sixth cell.
 
 ``@each`` stands where ``@pytest.mark.parametrize`` could: it makes one test of all cases, for which
 fixtures are made once and one result is reported. It is for cases that are cheaper than that.
 
-``@pytest.mark.matrix`` has a session go through an eighth of the cells of a test, those of
-``@each`` or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that
-name, as ``costly``, the tests that start processes or take about a second.
+``@pytest.mark.matrix`` has a session go through a sixth of the cells of a test, those of ``@each``
+or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
+``costly``, the tests that start processes or take about a second.
 A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
 ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
 
-Properties, that is tests of hypothesis, have the mark by themselves: a session tries an eighth of
+Properties, that is tests of hypothesis, have the mark by themselves: a session tries a sixth of
 their 200 examples, or of the number for which ``max_examples=share(number)`` asks.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-SHARE = 8
+SHARE = 6
 """One cell of so many is chosen."""
 
 _SHOWN = 20
@@ -137,7 +137,7 @@ def _try_all(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    words = "seed that chooses every eighth cell of the matrices, or 'whole' for all cells"
+    words = "seed that chooses every sixth cell of the matrices, or 'whole' for all cells"
     parser.addoption("--matrix", metavar="SEED|whole", default=None, help=words)
 
 
@@ -163,7 +163,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     if _is_whole(config):
         return "matrices: whole"
-    return f"matrices: every eighth cell, repeated by --matrix {config.option.matrix}"
+    return f"matrices: every sixth cell, repeated by --matrix {config.option.matrix}"
 
 
 def _is_whole(config: pytest.Config) -> bool:

@@ -81,10 +81,10 @@ def configured(matrix, markexpr=""):
     return SimpleNamespace(option=SimpleNamespace(matrix=matrix, markexpr=markexpr))
 
 
-def test_an_eighth_of_the_cells_is_chosen_and_again_with_the_same_seed():
+def test_a_sixth_of_the_cells_is_chosen_and_again_with_the_same_seed():
     cells = [f"cell {index}" for index in range(100)]
     first = chosen(cells, configured("7"), "name")
-    assert len(first) == 13 == -(-100 // SHARE)
+    assert len(first) == 17 == -(-100 // SHARE)
     assert first == sorted(set(first), key=cells.index)
     assert first == chosen(cells, configured("7"), "name")
     assert first != chosen(cells, configured("8"), "name")
@@ -98,13 +98,13 @@ def test_whole_matrices(config):
     assert chosen(range(10), config, "name") == list(range(10))
 
 
-def test_an_eighth_of_the_examples_is_tried(request):
-    assert share(200) == (200 if len(chosen(range(9), request.config, "")) == 9 else 25)
+def test_a_sixth_of_the_examples_is_tried(request):
+    assert share(200) == (200 if len(chosen(range(9), request.config, "")) == 9 else 34)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("cell", range(9))
-def test_a_session_has_an_eighth_of_the_tests(cell, request):
+def test_a_session_has_a_sixth_of_the_tests(cell, request):
     items = request.session.items
     tests = [item for item in items if getattr(item, "function", None) is request.function]
     assert len(tests) <= len(chosen(range(9), request.config, ""))
@@ -117,7 +117,7 @@ def named(request):
 
 @pytest.mark.matrix("named")
 @pytest.mark.parametrize("cell", range(5))
-def test_a_session_has_an_eighth_of_the_tests_of_one_name(cell, request):
+def test_a_session_has_a_sixth_of_the_tests_of_one_name(cell, request):
     assert 1 <= len(named(request)) <= len(chosen(range(9), request.config, ""))
 
 
@@ -128,7 +128,7 @@ def test_other_tests_of_one_name_are_cells_of_the_same_matrix(cell, request):
 
 
 @pytest.mark.matrix
-def test_a_session_has_an_eighth_of_the_cells_of_one_test(request):
+def test_a_session_has_a_sixth_of_the_cells_of_one_test(request):
     seen = []
     each("cell", range(9))(lambda cell: seen.append(cell))(request=request)
     assert seen == chosen(range(9), request.config, request.node.nodeid)
