@@ -339,7 +339,8 @@ class ChunkCache:
     def forget(self, array: ArrayId, keys: Iterable[Sequence[int]]) -> None:
         """Drop the chunks of keys with these grid indices, which were or may have been changed."""
         with self._lock:
-            tables = self._tables.get(array, {}).items()
+            # Lists: a collection of garbage on this thread may end a read, which comes here again.
+            tables = list(self._tables.get(array, {}).items())
             for index in keys if tables else ():
                 for numbering, table in tables:
                     first = numbering.of_key(index)
@@ -353,10 +354,10 @@ class ChunkCache:
         """Drop all chunks of a store whose keys start with `prefix`, or may do so."""
         with self._lock:
             self._stamps += 1
-            for array, tables in self._tables.items():
+            for array, tables in list(self._tables.items()):
                 begins = array.key_prefix.startswith(prefix) or prefix.startswith(array.key_prefix)
                 if array.store == store and begins:
-                    for table in tables.values():
+                    for table in list(tables.values()):
                         self._removed(table.drop_all())
 
     def give_back(self, nbytes: int | None = None) -> int:
@@ -381,7 +382,7 @@ class ChunkCache:
     # ----------------------------------------------------------------- with the lock
 
     def _all_tables(self) -> list[CellTable]:
-        return [table for tables in self._tables.values() for table in tables.values()]
+        return [table for tables in list(self._tables.values()) for table in list(tables.values())]
 
     def _table(self, array: ArrayId, numbering: CellNumbers) -> CellTable:
         """Return the table of an array; a new one has what those of other extents know."""
@@ -389,7 +390,7 @@ class ChunkCache:
         found = tables.get(numbering)
         if found is None:
             found = tables[numbering] = CellTable()
-            for other, table in tables.items():
+            for other, table in list(tables.items()):
                 if table is not found and other.inner == numbering.inner:
                     self._adopt(found, numbering, other, table)
         return found
