@@ -182,7 +182,6 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
     """Entry point of xarray for ``engine="gpustore"``."""
 
     description = "Open Zarr with gpustore, on the CPU or into the memory of a GPU"
-    url: ClassVar[str] = "https://github.com/gpustore/gpustore"
     open_dataset_parameters: ClassVar[tuple[str, ...]] = (
         *("filename_or_obj", "mask_and_scale", "decode_times", "concat_characters"),
         *("decode_coords", "drop_variables", "use_cftime", "decode_timedelta", "group"),
@@ -230,7 +229,7 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
             ``mask_and_scale`` and the others that :func:`xarray.open_dataset` has.
         """
         place = _Place(filename_or_obj, consolidated, zarr_format, device, context)
-        dropped = [drop_variables] if isinstance(drop_variables, str) else [*(drop_variables or ())]
+        dropped = _names(drop_variables)
         return _dataset(
             place.stored(group or "", use_zarr_fill_value_as_mask, dropped), dropped, decoding
         )
@@ -249,7 +248,7 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
     ) -> dict[str, Dataset]:
         """Open a group and all groups below it, by path; see :meth:`open_dataset`."""
         place = _Place(filename_or_obj, consolidated, zarr_format, device, context)
-        dropped = [drop_variables] if isinstance(drop_variables, str) else [*(drop_variables or ())]
+        dropped = _names(drop_variables)
         top = (group or "").strip("/")
         return {
             f"/{below}": _dataset(
@@ -303,6 +302,11 @@ class _Place:
         """Open one group."""
         on_device = None if self._device == "cpu" else self._open(path, self._device)
         return GroupStore(self._open(path, "cpu"), on_device, masks, dropped)
+
+
+def _names(given: str | Iterable[str] | None) -> list[str]:
+    """Return the names that one name, several or None stand for."""
+    return [given] if isinstance(given, str) else [*(given or ())]
 
 
 def _dataset(store: GroupStore, dropped: list[str], decoding: Mapping[str, Any]) -> Dataset:
