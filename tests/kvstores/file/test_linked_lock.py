@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -166,9 +165,7 @@ def test_batches_and_tensorstore_lose_no_increment(tmp_path):
     other.stdin.write(b"go\n")
     other.stdin.flush()
     done = dict.fromkeys(keys, 0)
-    deadline = time.monotonic() + 60
-    while min(done.values()) < count:
-        assert time.monotonic() < deadline
+    while min(done.values()) < count:  # Bounded by the time limit of every test.
         columns = store.read_many(ReadRequest(keys))
         values = [b"%d" % (int(value) + 1) for value in columns.value]
         written = store.write_many(WriteRequest(keys, values, columns.generation))
