@@ -20,6 +20,7 @@ from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
+    CopyError,
     CorruptChunkError,
     DeviceError,
     DeviceWarning,
@@ -110,6 +111,7 @@ __all__ = [
     "CodecSpec",
     "ConflictError",
     "Context",
+    "CopyError",
     "CorruptChunkError",
     "DeviceError",
     "DeviceWarning",

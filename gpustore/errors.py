@@ -13,6 +13,7 @@
     +-- AlreadyExistsError(ValueError)     something there: open it or delete it
     +-- ConflictError(ValueError)          another writer was faster: read again and retry
     +-- OutOfBoundsError(IndexError)       an index is outside the domain
+    +-- CopyError(ValueError)              a copy does not fit its source or place: change it
     +-- UnsupportedError(NotImplementedError)  legal, but gpustore cannot do it
     +-- StoreIOError(OSError, ValueError)  the operating system or the network failed
     +-- DeviceError(RuntimeError)          the GPU, its driver or its libraries
@@ -255,6 +256,12 @@ class OutOfBoundsError(GpustoreError, IndexError, ValueError):
 
     kind = "out_of_bounds"
     default_status = "OUT_OF_RANGE"
+
+
+class CopyError(GpustoreError, ValueError):
+    """The arguments of a copy do not fit its source or its place, or members were left out."""
+
+    kind = "copy"
 
 
 class UnsupportedError(GpustoreError, NotImplementedError):

@@ -1,13 +1,13 @@
 """``gpustore copy``: any array to any other, re-chunked or re-encoded, in bounded memory.
 
-:mod:`gpustore.cli.copy_group` copies a group. The copy of an array has five steps:
+:mod:`gpustore.copying.group` copies a group. The copy of an array has five steps:
 
-1. Open the source; derive the target (:mod:`gpustore.cli.copy_target`).
+1. Open the source; derive the target (:mod:`gpustore.copying.target`).
 2. Refuse a place with other contents, or one that overlaps the source.
-3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.cli.copy_plan`).
-4. Make the target; read and write the regions (:mod:`gpustore.cli.copy_transfer`).
+3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.copying.plan`).
+4. Make the target; read and write the regions (:mod:`gpustore.copying.transfer`).
 5. Report the copy, or the rest after an error or Ctrl-C: the same command continues it
-   (:mod:`gpustore.cli.copy_journal`).
+   (:mod:`gpustore.copying.journal`).
 
 A chunk that holds only the fill value is not stored.
 """
@@ -19,15 +19,16 @@ import time
 from typing import TYPE_CHECKING
 
 import gpustore
-from gpustore.cli import copy_group
-from gpustore.cli.copy_array import ArrayCopy, check_place, check_source, journal_at
-from gpustore.cli.copy_journal import digest_of
-from gpustore.cli.copy_target import Options, make_target
-from gpustore.cli.copy_transfer import first_interrupt
-from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.group_info import find_group
-from gpustore.cli.info import FORMATS, chunk_extents, format_codecs, format_shape
-from gpustore.cli.screen import Screen, format_nbytes
+from gpustore.cli.info import FORMATS, format_codecs
+from gpustore.cli.screen import Screen
+from gpustore.copying import group as copy_group
+from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.copying.elements import Elements, open_whole
+from gpustore.copying.journal import digest_of
+from gpustore.copying.sizes import chunk_extents, format_nbytes, format_shape
+from gpustore.copying.target import Options, make_target
+from gpustore.copying.transfer import first_interrupt
 
 if TYPE_CHECKING:
     import argparse

@@ -21,8 +21,9 @@ import numpy as np
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.screen import Screen, format_nbytes, missing_library
+from gpustore.cli.screen import Screen, missing_library
 from gpustore.cli.volume import make_volume, volume_shape
+from gpustore.copying.sizes import format_nbytes
 
 if TYPE_CHECKING:
     import argparse

@@ -14,16 +14,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import gpustore
 from gpustore.cli import group_info
-from gpustore.cli.elements import Elements, open_whole
 from gpustore.cli.failure import CommandError
 from gpustore.cli.retries import few_retries
-from gpustore.cli.screen import Screen, format_nbytes
+from gpustore.cli.screen import Screen
+from gpustore.copying.elements import Elements, open_whole
+from gpustore.copying.sizes import chunk_extents, edges_of, format_nbytes, format_shape
 
 if TYPE_CHECKING:
     import argparse
@@ -157,38 +158,6 @@ def _decoding(store: gpustore.TensorStore) -> dict[str, Any]:
     return {**here, "gpu": gpu if store.device == "cpu" else None}
 
 
-def chunk_extents(
-    store: gpustore.TensorStore, name: Literal["read_chunk", "write_chunk"]
-) -> list[int]:
-    """Return chunk extents as ints, at least 1.
-
-    The extent is the largest where chunks differ, and the whole dimension where there are no
-    chunks.
-    """
-    extents = getattr(store.chunk_layout, name).shape or [None] * store.rank
-    if all(extents):
-        return [int(c) for c in extents]
-    largest = [_largest(edges) for edges in edges_of(store) or ()]
-    largest += [int(n) for n in store.shape[len(largest) :]]
-    return [int(c) if c else max(1, n) for c, n in zip(extents, largest, strict=True)]
-
-
-def edges_of(store: gpustore.TensorStore) -> list[Any] | None:
-    """Return ``chunk_shapes`` of an array with a rectilinear chunk grid."""
-    grid = store.spec().to_json().get("metadata", {}).get("chunk_grid", {})
-    if grid.get("name") != "rectilinear":
-        return None
-    edges: list[Any] = grid["configuration"]["chunk_shapes"]
-    return edges
-
-
-def _largest(edges: Any) -> int:
-    """Return the largest chunk of an entry of ``chunk_shapes``."""
-    if isinstance(edges, int):
-        return edges
-    return max((edge[0] if isinstance(edge, list) else edge for edge in edges), default=1)
-
-
 def _count(edges: Any, extent: int) -> int:
     """Return the number of chunks of an entry of ``chunk_shapes`` that hold `extent` elements.
 
@@ -305,15 +274,6 @@ def _native_core(state: Mapping[str, Any]) -> str:
 
 def _size(nbytes: int | None) -> str:
     return "not known: elements have any length" if nbytes is None else format_nbytes(nbytes)
-
-
-def format_shape(extents: Sequence[int]) -> str:
-    """Format extents for people.
-
-    >>> format_shape([4, 7]), format_shape([])
-    ('4 x 7', 'a single value')
-    """
-    return " x ".join(map(str, extents)) if extents else "a single value"
 
 
 def format_codecs(codec: Mapping[str, Any]) -> str:

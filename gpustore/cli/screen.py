@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpustore.cli.failure import CommandError
+from gpustore.copying.sizes import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,28 +19,11 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 10.0
 
-_PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-
 
 def missing_library(error: ModuleNotFoundError) -> CommandError:
     """Return the error for a library of the extra ``cli`` that is not installed."""
     library = {"PIL": "pillow"}.get(str(error.name).partition(".")[0], "rich")
     return CommandError(f"{library} is not installed: python -m pip install 'gpustore[cli]'")
-
-
-def format_nbytes(nbytes: int) -> str:
-    """Format a decimal size with three digits.
-
-    >>> format_nbytes(999), format_nbytes(1_234_567), format_nbytes(200_000_000)
-    ('999 B', '1.23 MB', '200 MB')
-    """
-    value = float(nbytes)
-    for unit in _PREFIXES:
-        # What rounds up to four digits belongs to the next unit.
-        if value < 999.5 or unit == _PREFIXES[-1]:
-            break
-        value /= 1000
-    return f"{nbytes} B" if unit == "B" else f"{value:.{max(0, 3 - len(str(int(value))))}f} {unit}"
 
 
 class Screen:

@@ -1,6 +1,7 @@
 """Output with and without a terminal."""
 
-from gpustore.cli.screen import Screen, format_nbytes
+from gpustore.cli.screen import Screen
+from gpustore.copying.sizes import format_nbytes
 from tests.matrix import each
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.failure import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +88,7 @@ def open_whole(
 
     Raises
     ------
-    CommandError
+    CopyError
         `field` is given and the array is not a Zarr array.
     GpustoreError
         The errors of :func:`gpustore.open`.
@@ -107,7 +106,7 @@ def open_whole(
             return store
         drivers = [str(opened["driver"])]
         if drivers[0] not in ("zarr", "zarr2", "zarr3"):
-            raise CommandError(f"{name} is {drivers[0]}: only Zarr arrays have fields")
+            raise gpustore.CopyError(f"{name} is {drivers[0]}: only Zarr arrays have fields")
     component = {"open_as_void": True} if field is None else {"field": field}
     while True:
         try:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import gpustore
-from gpustore.cli.copy_filter import codecs_of_filters, parts_of_codecs
-from gpustore.cli.copy_type import converted_type, endian_of_records, field_metadata
-from gpustore.cli.elements import fields_of
-from gpustore.cli.failure import CommandError
-from gpustore.cli.info import chunk_extents, format_shape
+from gpustore.copying.element_type import converted_type, endian_of_records, field_metadata
+from gpustore.copying.elements import fields_of
+from gpustore.copying.filters import codecs_of_filters, parts_of_codecs
+from gpustore.copying.sizes import chunk_extents, format_shape
 from gpustore.schema.codec_words import (
     COMPRESSORS,
     NUMCODECS,
@@ -140,7 +139,7 @@ def make_target(
 
     Raises
     ------
-    CommandError
+    CopyError
         The options contradict each other, or do not fit the array.
     GpustoreError
         The format cannot hold the array, for instance because it lacks the data type.
@@ -148,7 +147,7 @@ def make_target(
     read = source.spec().to_json()
     before = _FORMATS.get(str(read["driver"]))
     if before is None:
-        raise CommandError(f"the source is {read['driver']}: only Zarr arrays can be copied")
+        raise gpustore.CopyError(f"the source is {read['driver']}: only Zarr arrays can be copied")
     wanted = gpustore.Spec(place).to_json()
     after = chosen_format(options.zarr_format, str(wanted["driver"]), before)
     metadata: Any = read["metadata"]
@@ -220,7 +219,7 @@ def _converted(
     except gpustore.UnsupportedError as error:
         fields = fields_of(metadata)
         names = ", ".join(field.name for field in fields)
-        raise CommandError(
+        raise gpustore.CopyError(
             f"{'records' if fields else 'elements'} cannot be copied from Zarr v{before} to "
             f"v{after}: {error}; copy to Zarr v{before}"
             f"{f', or one field with --field ({names})' if fields else ''}"
@@ -266,25 +265,29 @@ def chosen_format(asked: int | None, driver: str, before: int) -> int:
     """Return the target's format: the requested one, or that of its URL, or that of the source."""
     named = _FORMATS.get(driver)
     if named is None and driver != "auto":
-        raise CommandError(f"the target's format is {driver}: only Zarr arrays can be made")
+        raise gpustore.CopyError(f"the target's format is {driver}: only Zarr arrays can be made")
     if named and asked and asked != named:
-        raise CommandError(
+        raise gpustore.CopyError(
             f"--zarr-format {asked} contradicts the target's URL, which says {named}"
         )
     return asked or named or before
 
 
 def _check(options: Options, rank: int, after: int) -> None:
-    """Raise CommandError for options that contradict each other with any chunks of the source."""
+    """Raise CopyError for options that contradict each other with any chunks of the source."""
     for option, extents in (("--chunks", options.chunks), ("--shards", options.shards)):
         if extents is not None and len(extents) != rank:
-            raise CommandError(
+            raise gpustore.CopyError(
                 f"{option} has {len(extents)} extents, but the array has {rank} dimensions"
             )
     if after == 2 and options.shards is not None:
-        raise CommandError("Zarr v2 has no shards: leave out --shards, or add --zarr-format 3")
+        raise gpustore.CopyError(
+            "Zarr v2 has no shards: leave out --shards, or add --zarr-format 3"
+        )
     if after == 2 and options.checksum:
-        raise CommandError("Zarr v2 has no checksums: leave out --checksum, or add --zarr-format 3")
+        raise gpustore.CopyError(
+            "Zarr v2 has no checksums: leave out --checksum, or add --zarr-format 3"
+        )
 
 
 def _fill_v3(
@@ -359,7 +362,7 @@ def _chunk_and_shard(grid: _Grid, options: Options) -> tuple[list[int], list[int
         if shard is None:
             shard = grid.shard if grid.shard != chunk else None
     if shard is not None and any(s % c for s, c in zip(shard, chunk, strict=True)):
-        raise CommandError(
+        raise gpustore.CopyError(
             f"shards of {format_shape(shard)} are not whole multiples of chunks of "
             f"{format_shape(chunk)}: change --shards or --chunks"
         )
@@ -461,5 +464,5 @@ def _take_attributes(
     except ValueError:
         attributes = None
     if not isinstance(attributes, dict):
-        raise CommandError(f"{source.url}: .zattrs is not a JSON object: repair or remove it")
+        raise gpustore.CopyError(f"{source.url}: .zattrs is not a JSON object: repair or remove it")
     target.metadata["attributes"] = attributes

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import gpustore
-from gpustore.cli.copy_journal import Journal
-from gpustore.cli.copy_overlap import overlap
-from gpustore.cli.copy_plan import Plan, plan_regions
-from gpustore.cli.copy_transfer import transfer
-from gpustore.cli.failure import CommandError
-from gpustore.cli.info import chunk_extents
-from gpustore.cli.screen import format_nbytes
+from gpustore.copying.journal import Journal
+from gpustore.copying.overlap import overlap
+from gpustore.copying.plan import Plan, plan_regions
+from gpustore.copying.sizes import chunk_extents, format_nbytes
+from gpustore.copying.transfer import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpustore.cli.copy_target import Target
+    from gpustore.copying.target import Target
 
 
 @dataclass(frozen=True)
@@ -102,23 +100,25 @@ class ArrayCopy:
                     journal.write()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(left()) from None
-        except (gpustore.GpustoreError, OSError, MemoryError) as error:
-            raise CommandError(f"{str(error) or type(error).__name__}; {left()}") from error
+        except gpustore.GpustoreError as error:
+            raise error.suffixed(f"; {left()}") from error.__cause__
+        except (OSError, MemoryError) as error:
+            raise gpustore.CopyError(f"{str(error) or type(error).__name__}; {left()}") from error
         if stopped() and done < plan.nbytes:
             raise KeyboardInterrupt(left())
 
 
 def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore | None) -> None:
-    """Raise CommandError if the copy would change its source, or the target cannot be written."""
+    """Raise CopyError if the copy would change its source, or the target cannot be written."""
     if source is not None and overlap(kvstore, source.spec().to_json()):
-        raise CommandError(f"{name} overlaps the source: name another target")
+        raise gpustore.CopyError(f"{name} overlaps the source: name another target")
     driver = gpustore.KvStore.open(dict(kvstore)).result().driver
     if not driver.can_write:
-        raise CommandError(f'{name} cannot be written: kvstore "{driver.id}" is only read')
+        raise gpustore.CopyError(f'{name} cannot be written: kvstore "{driver.id}" is only read')
     while "base" in kvstore:
         kvstore = kvstore["base"]
     if kvstore["driver"] == "memory":
-        raise CommandError(f"{name} would end with this command: name a target that stays")
+        raise gpustore.CopyError(f"{name} would end with this command: name a target that stays")
 
 
 def check_place(
@@ -128,7 +128,7 @@ def check_place(
     *,
     overwrite: bool,
 ) -> None:
-    """Raise CommandError unless the place is free, or `overwrite` allows replacing its contents.
+    """Raise CopyError unless the place is free, or `overwrite` allows replacing its contents.
 
     Parameters
     ----------
@@ -141,25 +141,25 @@ def check_place(
 
     Raises
     ------
-    CommandError
+    CopyError
         If the place holds something else.
     """
     is_folder = kvstore["driver"] == "file"
     if is_folder:
         path = Path(kvstore["path"])
         if path.exists() and not path.is_dir():
-            raise CommandError(f"{name} is a file: name a folder")
+            raise gpustore.CopyError(f"{name} is a file: name a folder")
         if not path.is_dir() or not any(path.iterdir()):
             return
     store = _directory(kvstore)
     if _is(store, kind):
         if overwrite:
             return
-        raise CommandError(f"{name} exists already: add --overwrite, or name another target")
+        raise gpustore.CopyError(f"{name} exists already: add --overwrite, or name another target")
     # What lies beside an array now would be deleted with it by --overwrite later.
     if is_folder or store.list_names().result():
         a = "an" if kind == "array" else "a"
-        raise CommandError(f"{name} holds other things than {a} {kind}: name another target")
+        raise gpustore.CopyError(f"{name} holds other things than {a} {kind}: name another target")
 
 
 def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite: bool) -> Journal:
@@ -167,12 +167,12 @@ def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite:
 
     Raises
     ------
-    CommandError
+    CopyError
         If another copy was begun there, unless `overwrite`.
     """
     journal = Journal(gpustore.KvStore.open(dict(kvstore)).result(), digest)
     if journal.other and not overwrite:
-        raise CommandError(
+        raise gpustore.CopyError(
             f"{name} holds the beginning of another copy, or of this one with other options: add "
             "--overwrite, or name another target"
         )

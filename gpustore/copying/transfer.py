@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import gpustore
-    from gpustore.cli.copy_plan import Plan
+    from gpustore.copying.plan import Plan
 
 
 _LOOK_S = 0.1

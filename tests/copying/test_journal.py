@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.cli import copy_journal, copy_transfer
-from gpustore.cli.copy_journal import Journal
+from gpustore.copying import array, transfer
+from gpustore.copying.journal import Journal
+from gpustore.copying.plan import Plan
 
 NAME = ".gpustore-copy.json"
 VALUES = np.arange(1, 1 + 64 * 32, dtype=np.uint16).reshape(64, 32)
@@ -27,12 +28,12 @@ def make(url, values=VALUES, **keywords):
 @pytest.fixture
 def small_regions(monkeypatch):
     """Regions are single chunks, one at a time."""
-    plan = gpustore.cli.copy_array.plan_regions
+    plan = array.plan_regions
 
     def small(shape, itemsize, **keywords):
         return plan(shape, itemsize, **{**keywords, "memory_nbytes": 1})
 
-    monkeypatch.setattr("gpustore.cli.copy_array.plan_regions", small)
+    monkeypatch.setattr("gpustore.copying.array.plan_regions", small)
 
 
 class Stopped:
@@ -41,7 +42,7 @@ class Stopped:
     def __init__(self, monkeypatch):
         self.left = None
         self.read, self.written = [], []
-        part = copy_transfer._part
+        part = transfer._part
         outer = self
 
         def counted(store, place):
@@ -53,7 +54,7 @@ class Stopped:
                 outer.left -= 1
             return found
 
-        monkeypatch.setattr(copy_transfer, "_part", counted)
+        monkeypatch.setattr(transfer, "_part", counted)
 
 
 @pytest.fixture
@@ -197,12 +198,12 @@ def test_a_group_goes_on(gpustore_command, tmp_path, stopped, left):
 
 
 def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpustore.cli.copy_journal._EVERY_S", float("inf"))
+    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", float("inf"))
     store = gpustore.KvStore.open(f"{tmp_path}/").result()
     journal = Journal(store, "digest")
     assert not journal.found
     assert not journal.other
-    plan = gpustore.cli.copy_plan.Plan((4,), (1,), itemsize=1, in_flight=1, reads_per_chunk=1.0)
+    plan = Plan((4,), (1,), itemsize=1, in_flight=1, reads_per_chunk=1.0)
     journal.begin({"a": plan})
     journal.advance("a")  # Not written again so soon.
     assert Journal(store, "digest").done("a") == 0
@@ -210,7 +211,7 @@ def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
     again = Journal(store, "digest")
     assert (again.found, again.done("a"), again.region("a")) == (True, 1, (1,))
     assert Journal(store, "other").other
-    monkeypatch.setattr("gpustore.cli.copy_journal._EVERY_S", 0.0)
+    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
     again.advance("a")
     assert Journal(store, "digest").done("a") == 2
     again.remove()
@@ -221,7 +222,7 @@ def test_a_group_without_interruption_has_its_journal_written_twice(
     gpustore_command, tmp_path, monkeypatch
 ):
     """In an archive each time is a copy of all of it: of nothing at first, then of no chunks."""
-    monkeypatch.setattr(copy_journal, "_EVERY_S", 1e9)
+    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 1e9)
     written = []
     write = Journal.write
     monkeypatch.setattr(Journal, "write", lambda self: written.append(self) or write(self))

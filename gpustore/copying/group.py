@@ -18,21 +18,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.copy_array import ArrayCopy, check_place, check_source, journal_at
-from gpustore.cli.copy_journal import digest_of
-from gpustore.cli.copy_target import chosen_format, make_target
-from gpustore.cli.copy_transfer import first_interrupt
-from gpustore.cli.elements import open_whole
-from gpustore.cli.failure import CommandError
-from gpustore.cli.screen import format_nbytes
+from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.copying.elements import open_whole
+from gpustore.copying.journal import digest_of
+from gpustore.copying.sizes import format_nbytes
+from gpustore.copying.target import chosen_format, make_target
+from gpustore.copying.transfer import first_interrupt
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from gpustore.cli.copy_target import Options
-    from gpustore.cli.screen import Screen
+    from gpustore.copying.target import Options
 
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
@@ -58,20 +56,20 @@ class _Work:
 
 
 def run(
-    arguments: argparse.Namespace, group: gpustore.Group, options: Options, screen: Screen | None
+    arguments: argparse.Namespace, group: gpustore.Group, options: Options, screen: Any
 ) -> None:
     """Copy a group.
 
     Raises
     ------
-    CommandError
+    CopyError
         The options do not fit, the target is not free, the copy failed half-way, or members were
         left out.
     KeyboardInterrupt
         After Ctrl-C, with a text that says what is left.
     """
     if arguments.field is not None:
-        raise CommandError("--field names a field of an array, but the source is a group")
+        raise gpustore.CopyError("--field names a field of an array, but the source is a group")
     place = gpustore.Spec(arguments.target).to_json()
     after = chosen_format(options.zarr_format, str(place["driver"]), group.zarr_format)
     root: dict[str, Any] = dict(place["kvstore"])
@@ -115,10 +113,11 @@ def run(
                 for path, copy in work.arrays.items():
                     copy.run(made[path], plans[path], stopped, show, journal, path)
                     done += 1
-        except (CommandError, KeyboardInterrupt) as error:
-            raise type(error)(
-                f"{error}; {done} of the {len(work.arrays)} arrays of the group were copied before"
-            ) from None
+        except (gpustore.GpustoreError, KeyboardInterrupt) as error:
+            more = f"; {done} of the {len(work.arrays)} arrays of the group were copied before"
+            if isinstance(error, gpustore.GpustoreError):
+                raise error.suffixed(more) from error.__cause__
+            raise KeyboardInterrupt(f"{error}{more}") from None
     if group.is_consolidated:
         spec = {"driver": _DRIVERS[after], "kvstore": root}
         gpustore.open_group(spec).result().consolidate().result()
@@ -134,7 +133,7 @@ def run(
         ]
         screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)
     if work.left_out:
-        raise CommandError(
+        raise gpustore.CopyError(
             f"{arguments.target} lacks {len(work.left_out)} of the members, which could not be "
             f"copied: {'; '.join(work.left_out)}"
         )
@@ -158,10 +157,10 @@ def _work(
             source = open_whole(spec, read=True, device="cpu")
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
             target = make_target(source, wanted, options)
+        except gpustore.CopyError as error:
+            raise error.prefixed(path) from error
         except gpustore.GpustoreError as error:
             work.left_out.append(f"{path}: {error}")
-        except CommandError as error:
-            raise CommandError(f"{path}: {error}") from error
         else:
             name = f"{arguments.target.rstrip('/')}/{path}"
             work.arrays[path] = ArrayCopy(source, target, name, arguments.memory << 20)

@@ -26,8 +26,8 @@ import gpustore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpustore.cli.copy_plan import Plan
-    from gpustore.cli.copy_target import Target
+    from gpustore.copying.plan import Plan
+    from gpustore.copying.target import Target
 
 
 _NAME = ".gpustore-copy.json"

@@ -11,8 +11,8 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.cli.copy_plan import Plan
-from gpustore.cli.copy_transfer import first_interrupt, transfer
+from gpustore.copying.plan import Plan
+from gpustore.copying.transfer import first_interrupt, transfer
 from tests.waiting import wait_until
 
 # A shell may have told its background jobs to ignore Ctrl-C.
