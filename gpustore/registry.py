@@ -16,6 +16,7 @@ folder         object        what it is
 ``backends``   ``BACKEND``   a backend: moves, decodes and places bytes
 ``explain``    ``EXPLAIN``   estimate of what reads will do
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
+``display``    ``DISPLAY``   text or picture of an array or a group
 =============  ============  =================================================
 """
 
@@ -35,6 +36,7 @@ _OBJECT = {
     "backends": "BACKEND",
     "explain": "EXPLAIN",
     "drivers": "DRIVER",
+    "display": "DISPLAY",
 }
 
 # Other names under which a registered module is known: (folder, name) -> file name.

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING
 
 import gpustore
 from gpustore.cli.group_info import find_group
-from gpustore.cli.info import FORMATS, format_codecs
 from gpustore.cli.screen import Screen
 from gpustore.copying import group as copy_group
 from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
-from gpustore.copying.elements import Elements, open_whole
+from gpustore.copying.elements import open_whole
 from gpustore.copying.journal import digest_of
-from gpustore.copying.sizes import chunk_extents, format_nbytes, format_shape
 from gpustore.copying.target import Options, make_target
 from gpustore.copying.transfer import first_interrupt
+from gpustore.display.array_info import FORMATS
+from gpustore.display.elements import Elements
+from gpustore.display.extents import chunk_extents
+from gpustore.display.text import format_codecs, format_nbytes, format_shape
 
 if TYPE_CHECKING:
     import argparse

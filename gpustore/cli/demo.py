@@ -23,7 +23,7 @@ import gpustore
 from gpustore.cli.failure import CommandError
 from gpustore.cli.screen import Screen, missing_library
 from gpustore.cli.volume import make_volume, volume_shape
-from gpustore.copying.sizes import format_nbytes
+from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:
     import argparse

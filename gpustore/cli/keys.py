@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gpustore
 from gpustore.cli.failure import CommandError
 from gpustore.cli.retries import few_retries
-from gpustore.copying.sizes import format_nbytes
+from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:
     import argparse

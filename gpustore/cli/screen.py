@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpustore.cli.failure import CommandError
-from gpustore.copying.sizes import format_nbytes
+from gpustore.display.text import format_nbytes, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,15 +48,10 @@ class Screen:
 
     def facts(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
         """Print a title, then a name and a value on each line."""
-        width = max(len(name) for name, _ in facts)
         self.line(title, style="bold")
-        for name, value in facts:
-            # Continuation lines stand below the first.
-            lines = value.split("\n")
-            self._console.print(f"  {name:<{width}}  ", style="cyan", end="", soft_wrap=True)
-            self.line(lines[0])
-            for more in lines[1:]:
-                self.line(" " * (width + 4) + more)
+        for name, value in lines_of(facts):
+            self._console.print(f"  {name}  ", style="cyan", end="", soft_wrap=True)
+            self.line(value)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a small table; all columns except the first are numbers."""

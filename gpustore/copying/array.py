@@ -14,8 +14,9 @@ import gpustore
 from gpustore.copying.journal import Journal
 from gpustore.copying.overlap import overlap
 from gpustore.copying.plan import Plan, plan_regions
-from gpustore.copying.sizes import chunk_extents, format_nbytes
 from gpustore.copying.transfer import transfer
+from gpustore.display.extents import chunk_extents
+from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -21,9 +21,9 @@ import gpustore
 from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
 from gpustore.copying.elements import open_whole
 from gpustore.copying.journal import digest_of
-from gpustore.copying.sizes import format_nbytes
 from gpustore.copying.target import chosen_format, make_target
 from gpustore.copying.transfer import first_interrupt
+from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:
     import argparse

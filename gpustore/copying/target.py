@@ -17,9 +17,10 @@ import numpy as np
 
 import gpustore
 from gpustore.copying.element_type import converted_type, endian_of_records, field_metadata
-from gpustore.copying.elements import fields_of
 from gpustore.copying.filters import codecs_of_filters, parts_of_codecs
-from gpustore.copying.sizes import chunk_extents, format_shape
+from gpustore.display.elements import fields_of
+from gpustore.display.extents import chunk_extents
+from gpustore.display.text import format_shape
 from gpustore.schema.codec_words import (
     COMPRESSORS,
     NUMCODECS,

@@ -20,10 +20,11 @@ from gpustore.errors import (
 )
 from gpustore.front.group_access import GroupAccess, hierarchy_at
 from gpustore.front.group_array import MemberArray
+from gpustore.front.shown_group import ShownGroup
 from gpustore.front.store import TensorStore
 from gpustore.hierarchy.attributes import Attributes, json_attributes
 from gpustore.hierarchy.nodes import Hierarchy, exists_error
-from gpustore.hierarchy.tree import tree_text
+from gpustore.hierarchy.tree import Tree, tree_text
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
 from gpustore.metadata.node import Node
@@ -31,12 +32,11 @@ from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
 from gpustore.strict_json.near_names import near_names
 from gpustore.strict_json.parsing import JsonValue
-from gpustore.strict_json.repr import pretty
 
 T = TypeVar("T")
 
 
-class Group:
+class Group(ShownGroup):
     r"""A group of arrays and groups. :func:`gpustore.open_group` makes it.
 
     Paths are relative to the group and normalised as the Zarr v2 specification demands: ``"a/b"``,
@@ -153,20 +153,24 @@ class Group:
         MetadataError, UnsupportedError, StoreIOError
             Through the Future.
         """
-        array = self._array(path)
-        whole = array.path
+        whole = self._whole(path)
 
         def run() -> TensorStore | Group:
             node = self._hierarchy.read(whole)
             if node is None:
                 raise self._not_found(whole)
-            if node.error is not None:
-                raise node.error
-            if node.is_group:
-                return Group._of(self._hierarchy, self._access, node)
-            return array.opened(array.spec(OpenMode(), {}), node)
+            return self._opened(node)
 
         return self._reading(run)
+
+    def _opened(self, node: Node) -> TensorStore | Group:
+        """Open a member that has been read."""
+        if node.error is not None:
+            raise node.error
+        if node.is_group:
+            return Group._of(self._hierarchy, self._access, node)
+        array = MemberArray(self._hierarchy, self._access, self._base, node.path)
+        return array.opened(array.spec(OpenMode(), {}), node)
 
     def members(self, max_depth: int | None = 0) -> Future[dict[str, Node]]:
         """Describe the members of the group without opening them.
@@ -205,7 +209,19 @@ class Group:
         """Return the names of the members, sorted, unreadable ones included."""
         return list(self.members().result())
 
-    def tree(self, max_depth: int | None = None) -> str:
+    def values(self) -> Iterator[TensorStore | Group]:
+        """Open the members one after the other, sorted by name; raises the errors of :meth:`open`.
+
+        Listing them has read their metadata, so that opening them reads nothing more.
+        """
+        return (member for _, member in self.items())
+
+    def items(self) -> Iterator[tuple[str, TensorStore | Group]]:
+        """Yield names and opened members; see :meth:`values`."""
+        for name, node in self.members().result().items():
+            yield name, self._opened(node)
+
+    def tree(self, max_depth: int | None = None) -> Tree:
         """Draw the hierarchy below the group as text, with shapes and data types of arrays.
 
         Parameters
@@ -213,7 +229,7 @@ class Group:
         max_depth : int or None
             Number of levels of groups below the group to include; None for all.
         """
-        return tree_text(self.name, self._walk(max_depth))
+        return Tree(tree_text(self.name, self._walk(max_depth)))
 
     def __getitem__(self, path: str) -> Any:
         """Open the member at a path, a :class:`TensorStore` or Group; waits, see :meth:`open`."""
@@ -463,9 +479,6 @@ class Group:
         if self._path:
             json["path"] = self._path
         return json
-
-    def __repr__(self) -> str:
-        return pretty("Group", self._json())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Group):

@@ -97,7 +97,10 @@ class Spec(IndexedView):
 
     Examples
     --------
-    >>> Spec("memory://a|zarr3:")
+    >>> spec = Spec("memory://a|zarr3:")
+    >>> spec
+    <gpustore.Spec driver=zarr3 at memory://a/|zarr3:>
+    >>> print(spec)
     Spec({'driver': 'zarr3', 'kvstore': {'driver': 'memory', 'path': 'a/'}})
     """
 
@@ -353,8 +356,24 @@ class Spec(IndexedView):
         # A copy: attributes in it are those of the opened array.
         return {name: from_python(json[name]) for name in sorted(json)}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
+        """Return the JSON, laid out as TensorStore does."""
         return pretty("Spec", self.to_json())
+
+    def __repr__(self) -> str:
+        domain = self.domain
+        words = [f"driver={self._driver.id}"]
+        if domain is not None:
+            words.append(f"domain={domain}")
+        elif self.rank is not None:
+            words.append(f"rank={self.rank}")
+        if self.dtype is not None:
+            words.append(f"dtype={self.dtype.name}")
+        try:
+            words.append(f"at {self.url}")
+        except GpustoreError:
+            pass  # No URL says what the spec does, or it names no place.
+        return f"<gpustore.Spec {' '.join(words)}>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):

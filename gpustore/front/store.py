@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from gpustore.backends.base import NEW, Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
-from gpustore.front.explained_array import ORDERS, ExplainedArray
+from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_spec import opened_spec
+from gpustore.front.shown_array import ShownArray
 from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.accessor import Accessor
@@ -25,12 +26,11 @@ from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
-from gpustore.strict_json.repr import pretty
 
 _S = TypeVar("_S", bound="TensorStore")
 
 
-class TensorStore(ExplainedArray):
+class TensorStore(ShownArray):
     """An array that is read and written through an index transform.
 
     :func:`gpustore.open` makes it. Indexing does no I/O: it returns another TensorStore for that
@@ -510,10 +510,6 @@ class TensorStore(ExplainedArray):
             recheck_cached=recheck_cached,
         )
         return spec
-
-    def __repr__(self) -> str:
-        json = self.spec(unbind_context=True).to_json()
-        return pretty("TensorStore", json)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kvstore = self._driver.kvstore

@@ -1,4 +1,4 @@
-"""A hierarchy as text: :func:`tree_text`."""
+"""A hierarchy as text: :class:`Tree` and :func:`tree_text`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from collections.abc import Iterable
 
 from gpustore.metadata.logical_path import join
 from gpustore.metadata.node import Node, describe
+
+
+class Tree(str):
+    """Text that shows itself as it is in a terminal and in a notebook, line by line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.replace('&', '&amp;').replace('<', '&lt;')}</pre>"
 
 
 def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:

@@ -317,7 +317,8 @@ class Future(Generic[T]):
         if self._error is _CANCELLED:
             return "<gpustore.Future, cancelled>"
         if self._error is not None:
-            return f"<gpustore.Future, failed: {type(self._error).__name__}: {self._error}>"
+            text = " ".join(str(self._error).split())
+            return f"<gpustore.Future, failed: {type(self._error).__name__}: {text}>"
         value = self._value
         described = type(value).__name__
         if hasattr(value, "shape") and hasattr(value, "dtype"):

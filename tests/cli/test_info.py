@@ -8,9 +8,8 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.cli import info
+from gpustore.display import array_info
 from tests.kvstores.http.http_server import HttpServer
-from tests.on_device import emulated
 
 
 def create(path, driver, **keywords):
@@ -147,39 +146,9 @@ def test_info_says_whether_the_native_core_is_in_use(gpustore_command, zarr3, mo
         gpustore.NativeCore(False, "GPUSTORE_NATIVE is 0", ()): "not in use: GPUSTORE_NATIVE is 0",
     }
     for state, text in lines.items():
-        monkeypatch.setattr(gpustore, "native_core", lambda state=state: state)
+        monkeypatch.setattr(array_info, "native_core", lambda state=state: state)
         _, out, _ = gpustore_command("info", zarr3)
         assert re.search(rf"^  native core +{text}$", out, re.MULTILINE)
-
-
-def test_info_of_an_array_on_a_device(tmp_path):
-    metadata = {"shape": [5], "dtype": "<f4", "chunks": [2], "compressor": {"id": "zlib"}}
-    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
-    with emulated() as device:
-        there = gpustore.open(spec, create=True, device=device.name).result()
-        facts = info.describe(there)
-        assert facts["gpu"] is None
-        assert facts["decoding"]["codecs"] == [{"codec": "zlib", "decoder": "nvcomp"}]
-        assert facts["decoding"]["library"] == "emulated library"
-        assert facts["decoding"]["shortcoming"] is None
-        del there
-
-
-def test_info_tells_which_decoder_of_a_device_fails(tmp_path):
-    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/b/", "metadata": {"shape": [5]}}
-    spec["metadata"] |= {"dtype": "<f4", "chunks": [2], "compressor": {"id": "zlib"}}
-    with emulated() as device:
-        device.test_faults.statuses[3, 0] = 12
-        there = gpustore.open(spec, create=True, device=device.name).result()
-        with pytest.warns(gpustore.DeviceWarning, match="deflate: status 12"):
-            facts = info.describe(there)
-        texts = dict(info._for_people(there, facts))
-        del there
-    assert facts["decoding"]["reason"].startswith("deflate: emulated library fails its self-test")
-    assert texts["decoded by"].startswith("the host: deflate: ")
-    assert texts["library"] == "emulated library"
-    assert texts["missing"] == facts["decoding"]["shortcoming"]
-    assert texts["missing"].endswith("the host decodes deflate")
 
 
 def test_info_of_a_cast_describes_the_stored_array(gpustore_command, zarr3):
@@ -259,25 +228,6 @@ def test_info_fails_with_one_line_that_names_the_place(gpustore_command, tmp_pat
     assert err.startswith("gpustore: error: ")
     assert err.count("\n") == 1
     assert "x.zarr" in err or "nonsense" in err
-
-
-def test_codecs_of_a_shard_stand_below_it():
-    codec = {
-        "codecs": [
-            {
-                "name": "sharding_indexed",
-                "configuration": {
-                    "chunk_shape": [2, 2],
-                    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-                    "index_codecs": [{"name": "crc32c"}],
-                },
-            }
-        ]
-    }
-    assert info.format_codecs(codec).split("\n") == [
-        "sharding_indexed (chunk_shape [2, 2])",
-        '  bytes (endian "little")',
-    ]
 
 
 def test_chunks_that_differ(gpustore_command, tmp_path):

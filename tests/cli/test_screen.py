@@ -1,26 +1,6 @@
 """Output with and without a terminal."""
 
 from gpustore.cli.screen import Screen
-from gpustore.copying.sizes import format_nbytes
-from tests.matrix import each
-
-
-@each(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.00 MB"),
-        (12_345_678, "12.3 MB"),
-        (123_456_789_012, "123 GB"),
-        (5 * 10**18, "5.00 EB"),
-        (5 * 10**21, "5000 EB"),
-    ],
-)
-def test_sizes_have_three_digits(nbytes, text):
-    assert format_nbytes(nbytes) == text
 
 
 def test_a_step_without_a_terminal_is_one_plain_line(capsys):

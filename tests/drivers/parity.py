@@ -94,7 +94,10 @@ def text(result):
         return f"{result.dtype} {result!s}"
     if isinstance(result, dict | list):
         return json.dumps(result, sort_keys=True, indent=1, default=text)
-    return repr(result).replace("tensorstore.", "")
+    if isinstance(result, gpustore.TensorStore | ts.TensorStore):
+        return text(result.spec(unbind_context=True).to_json())
+    shown = str(result) if isinstance(result, gpustore.Spec) else repr(result)
+    return shown.replace("tensorstore.", "")
 
 
 def description(store):

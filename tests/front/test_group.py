@@ -266,13 +266,31 @@ def test_the_same_place_in_every_form(root, place, zarr_format):
     assert gpustore.open_group(root["ct"].url).result() == root["ct"]
 
 
+def test_members_as_those_of_a_mapping(root):
+    fill(root)
+    ct = root["ct"]
+    assert ct._ipython_key_completions_() == ct.keys()
+    items = dict(ct.items())
+    assert list(items) == ct.keys()
+    assert [str(one.url) for one in ct.values()] == [str(ct[name].url) for name in ct]
+    assert items["deep"] == ct["deep"]
+    np.testing.assert_array_equal(items["raw"], ct["raw"])
+
+
+def test_a_tree_shows_itself(root):
+    fill(root)
+    tree = root.tree()
+    assert repr(tree) == str(tree)
+    assert tree._repr_html_() == f"<pre>{tree}</pre>"
+
+
 def test_pickle_and_repr(root, zarr_format):
     fill(root)
     group = pickle.loads(pickle.dumps(root["ct"]))
     assert group == root["ct"]
     assert group.path == "ct"
-    assert repr(group).startswith(f"Group({{\n  'driver': 'zarr{zarr_format}',\n")
-    assert "'path': 'ct'" in repr(group)
+    assert repr(group) == f"<gpustore.Group at {group.url}>"
+    assert group.url.endswith(f"|zarr{zarr_format}:ct")
     members = root.members(max_depth=None).result()
     assert repr(members["ct/raw"]) == '<Node "ct/raw" array (4, 6) uint16>'
     assert repr(members["ct"]) == '<Node "ct" group>'

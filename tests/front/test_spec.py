@@ -108,7 +108,8 @@ BAD = {
 def outcome(function):
     """Return the result as text, or the builtin kind of the error and its first sentence."""
     try:
-        return repr(function())
+        result = function()
+        return str(result) if isinstance(result, gpustore.Spec) else repr(result)
     except (ValueError, NotImplementedError, TypeError, IndexError) as error:
         builtin = next(
             kind
@@ -123,7 +124,9 @@ def outcome(function):
 def test_spec_is_that_of_tensorstore(name):
     theirs, ours = ts.Spec(SPECS[name]), gpustore.Spec(SPECS[name])
     assert ours.to_json() == theirs.to_json()
-    assert repr(ours) == repr(theirs)
+    assert str(ours) == str(theirs) == repr(theirs)
+    assert repr(ours).startswith("<gpustore.Spec driver=")
+    assert "\n" not in repr(ours)
     assert gpustore.Spec(ours.to_json()).to_json() == ours.to_json()
 
 

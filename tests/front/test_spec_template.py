@@ -20,7 +20,7 @@ def forget():
 def outcome(json):
     try:
         spec = Spec(json)
-        return repr(spec), None if spec.kvstore is None else spec.url, spec.open_mode
+        return str(spec), None if spec.kvstore is None else spec.url, spec.open_mode
     except (GpustoreError, TypeError) as error:
         return type(error), str(error)
 

@@ -37,6 +37,7 @@ ROOMS = (
     "pipelines",
     "explain",
     "drivers",
+    "display",
     "front",
     "ocdbt",
     "__init__",
@@ -205,11 +206,11 @@ def test_only_the_registry_imports_by_name():
 
 @each("guest", ["gpustore.cli", "gpustore.copying", "gpustore.interop"])
 def test_guests_use_only_public_names(guest):
-    # The words of `--codec` are those of `codec=`, read by one parser; the command line prints
-    # what copies name in their messages.
-    shared = {name for name in imports_by_module() if name.startswith("gpustore.copying")}
-    public = {"gpustore", "gpustore.schema.codec_words", *shared} | {
-        name for name in imports_by_module() if name.startswith(guest)
+    # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
+    # of a notebook; the command line prints what copies name in their messages.
+    shared = ("gpustore.copying", "gpustore.display")
+    public = {"gpustore", "gpustore.schema.codec_words"} | {
+        name for name in imports_by_module() if name.startswith((guest, *shared))
     }
     wrong = [
         f"{name}:{i.line} imports {i.module}"

@@ -625,7 +625,7 @@ def test_a_future_shows_its_state_and_result(executor):
     deferred = Future.deferred(lambda: 1, executor)
     assert repr(deferred) == "<gpustore.Future of an operation, not begun: call .result()>"
     assert deferred.is_deferred
-    assert repr(failed(ValueError("no"))) == "<gpustore.Future, failed: ValueError: no>"
+    assert repr(failed(ValueError("no\n  way"))) == "<gpustore.Future, failed: ValueError: no way>"
     shown = "<gpustore.Future, done: ndarray of shape (3,) and type float64>"
     assert repr(ready(np.zeros(3))) == shown
     assert repr(ready(None)) == "<gpustore.Future, done: NoneType>"
