@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.host.retained_memory import SMALLEST_NBYTES, retained
 from gpustore.errors import LimitError, MismatchError
 from gpustore.index_space import IndexDomain
 
@@ -82,15 +83,19 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
     LimitError
         If there is not enough memory.
     """
+    memory_order: Literal["C", "F"] = "F" if order == "F" else "C"
     try:
-        array = np.empty(shape, dtype, order="F" if order == "F" else "C")
+        array = np.empty(shape, dtype, order=memory_order)
     except (MemoryError, ValueError) as error:
         raise too_large(shape, dtype) from error
-    if array.nbytes > PHYSICAL_NBYTES:
+    nbytes = array.nbytes
+    if nbytes > PHYSICAL_NBYTES:
         # A kernel that overcommits promises any size and kills whoever fills it.
         raise too_large(shape, dtype)
     if dtype.hasobject:
         return memory_of(array)  # NumPy makes no bytes of references.
+    if nbytes >= SMALLEST_NBYTES and (memory := retained(nbytes)) is not None:
+        array = np.ndarray(shape, dtype, memory, order=memory_order)
     return HostMemory(array, None, 0)
 
 
