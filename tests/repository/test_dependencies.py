@@ -72,6 +72,7 @@ def test_every_import_is_declared():
         | EXTRAS["xarray"]
         | EXTRAS["torch"]
         | EXTRAS["jax"]
+        | EXTRAS["ray"]
     )
     assert {name: place for name, place in imported().items() if name not in declared} == {}
 

@@ -53,6 +53,7 @@ CONFINED = {
     "nvidia": "gpustore.backends.nvcomp",
     "torch": ("gpustore.backends.device.torch_allocator", "gpustore.interop.torch"),
     "jax": "gpustore.interop.jax",
+    "ray": "gpustore.interop.ray",
     "importlib": "gpustore.registry",
     "botocore": "gpustore.kvstores.s3.credentials",
     "google": "gpustore.kvstores.gcs.credentials",
