@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     KeyboardInterrupt
         After Ctrl-C; the text names the rest.
     """
-    screen = None if arguments.quiet else Screen()
+    screen = None if arguments.quiet else Screen(progress=arguments.progress)
     try:
         source = open_whole(arguments.source, field=arguments.field, read=True, device="cpu")
     except gpustore.GpustoreError as error:

@@ -21,7 +21,9 @@ import numpy as np
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.screen import Screen, missing_library
+from gpustore.cli.options import integer
+from gpustore.cli.picture import contrast_of, numbers_of, require_pillow, save_png, stretch
+from gpustore.cli.screen import Screen
 from gpustore.cli.volume import make_volume, volume_shape
 from gpustore.display.text import format_nbytes
 
@@ -36,6 +38,7 @@ CHUNK = (32, 128, 128)
 CROP = (32, 96, 96)
 NCROPS = 100
 PICTURE = "gpustore-demo.png"
+_LARGEST_MB = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,37 @@ class Measured:
     crops_nbytes: int
 
 
+def add_command(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "demo",
+        help="write, read and check a simulated volume, and print the speed",
+        description="Simulates the volume of a microscope, writes it as Zarr v2 and v3, reads it "
+        "back whole and by crops, checks every value, and saves a picture of a slice.",
+    )
+    command.add_argument(
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="folder for the files (default: a new temporary one)",
+    )
+    command.add_argument(
+        "--size",
+        type=integer(1, _LARGEST_MB),
+        default=200,
+        metavar="MB",
+        help="decoded size in megabytes (default: %(default)s)",
+    )
+    command.add_argument(
+        "--seed",
+        type=integer(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="seed of the volume (default: %(default)s)",
+    )
+    command.set_defaults(run=run)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code.
 
@@ -102,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         The folder cannot be used, or a value that was read differs from the written one.
     """
     screen = Screen()
-    _check_pillow()
+    require_pillow()
     folder = _prepare_folder(arguments.folder, arguments.size * 1_000_000)
     shape = volume_shape(arguments.size * 1_000_000)
     nbytes = int(np.prod(shape)) * 2
@@ -114,7 +148,8 @@ def run(arguments: argparse.Namespace) -> int:
     with screen.step("make the volume", nbytes) as advance:
         volume = make_volume(shape, arguments.seed, advance=advance)
     measured = [_measure(screen, folder, format_, volume, arguments.seed) for format_ in FORMATS]
-    _save_picture(folder / PICTURE, volume[shape[0] // 2])
+    plane = numbers_of(volume[shape[0] // 2])
+    save_png(folder / PICTURE, stretch(plane, *contrast_of(plane)))
     _report(screen, folder, volume, measured)
     return 0
 
@@ -200,23 +235,6 @@ def _crops(shape: Sequence[int], seed: int) -> list[tuple[slice, ...]]:
         tuple(slice(int(a), int(a) + c) for a, c in zip(start, extents, strict=True))
         for start in starts
     ]
-
-
-def _check_pillow() -> None:
-    """Miss the library for the picture now, not after all the work."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise missing_library(error) from error
-
-
-def _save_picture(path: Path, plane: npt.NDArray[np.uint16]) -> None:
-    """An 8-bit PNG, contrast stretched from the 1st to the 99.8th percentile."""
-    from PIL import Image
-
-    dark, bright = np.percentile(plane, (1, 99.8))
-    stretched = (plane - dark) / max(1.0, bright - dark)
-    Image.fromarray((stretched.clip(0, 1) * 255).astype(np.uint8)).save(path)
 
 
 def _report(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gpustore
+from gpustore.cli.ome import find_image
 from gpustore.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -13,13 +14,17 @@ if TYPE_CHECKING:
 
 
 def find_group(
-    place: str, failure: gpustore.GpustoreError, *, context: gpustore.Context | None = None
+    place: str | dict[str, Any],
+    failure: gpustore.GpustoreError,
+    *,
+    context: gpustore.Context | None = None,
 ) -> gpustore.Group:
     """Open the group at a URL or path at which opening an array failed.
 
     Parameters
     ----------
-    place : str
+    place : str or dict
+        URL, path or JSON.
     failure : GpustoreError
         Error of opening an array.
     context : Context, optional
@@ -40,10 +45,15 @@ def find_group(
 def run(arguments: argparse.Namespace, group: gpustore.Group) -> int:
     """Run the command for a group; return the exit code."""
     info = group.info
+    image = find_image(info.attributes)
     if arguments.json:
-        print(json.dumps(info.to_json(), indent=2))
+        ome = {} if image is None else {"ome": str(image)}
+        print(json.dumps(info.to_json() | ome, indent=2))
         return 0
+    facts = info.facts()
+    if image is not None:
+        facts.insert(1, ("image", str(image)))
     screen = Screen()
-    screen.facts(arguments.array, info.facts())
+    screen.facts(arguments.url, facts)
     screen.line(f"\n{info.tree()}")
     return 0

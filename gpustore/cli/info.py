@@ -12,39 +12,102 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli import group_info
-from gpustore.cli.failure import CommandError
-from gpustore.cli.retries import few_retries
+from gpustore.cli.ome import Image, find_image
+from gpustore.cli.options import add_json_option, add_place_options
+from gpustore.cli.places import open_node, reading_context
 from gpustore.cli.screen import Screen
-from gpustore.copying.elements import open_whole
+from gpustore.display.text import shortened
 
 if TYPE_CHECKING:
     import argparse
 
 
+def add_command(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "info",
+        help="describe an array or a group",
+        description="Describes an array (shape, data type, chunks, codecs, units, attributes, "
+        "stored values) or a group (attributes, members).",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help="for example volume.zarr")
+    command.add_argument(
+        "--explain", action="store_true", help="estimate a read and a write of the whole array"
+    )
+    command.add_argument(
+        "--device",
+        metavar="NAME",
+        help="say who decodes on a GPU: cuda, cuda:N or auto; also where there is none",
+    )
+    add_json_option(command)
+    add_place_options(command)
+    command.set_defaults(run=run)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    context = few_retries()
-    try:
-        store = open_whole(arguments.array, context=context)
-    except gpustore.GpustoreError as error:
-        group = group_info.find_group(arguments.array, error, context=context)
-        return group_info.run(arguments, group)
-    if store.spec().to_json()["driver"] == "json":
-        raise CommandError(f"{arguments.array} is a JSON value: `gpustore cat` prints it")
+    store = _open(arguments)
+    if isinstance(store, gpustore.Group):
+        return group_info.run(arguments, store)
     info = store.info_complete()
+    image, level = _image(store) or (None, "")
     if arguments.json:
         facts = info.to_json()
+        if image is not None:
+            facts["ome_scale"] = image.levels[level]
         if arguments.explain:
             facts["explanation"] = store.explain().to_json()
             facts["write_explanation"] = store.explain_write().to_json()
         print(json.dumps(facts, indent=2))
-    else:
-        screen = Screen()
-        screen.facts(arguments.array, info.facts(gpu=True))
-        if arguments.explain:
-            screen.line(f"\n{store.explain()}\n\n{store.explain_write()}")
+        return 0
+    pairs = info.facts(gpu=None if arguments.device in (None, "cpu") else True)
+    if info.attributes:
+        texts = (
+            f"{name}: {shortened(json.dumps(value, ensure_ascii=False))}"
+            for name, value in info.attributes.items()
+        )
+        whole = "attributes", "\n".join(texts)
+        pairs = [whole if pair[0] == "attributes" else pair for pair in pairs]
+    if image is not None:
+        pairs.insert(2, ("scale", f"{image.scale_text(level)} ({image})"))
+    screen = Screen()
+    screen.facts(arguments.url, pairs)
+    if arguments.explain:
+        screen.line(f"\n{store.explain()}\n\n{store.explain_write()}")
     return 0
+
+
+def _open(arguments: argparse.Namespace) -> gpustore.TensorStore | gpustore.Group:
+    """Open the node, on ``--device`` if that can be used here."""
+    context = reading_context(arguments)
+    if arguments.device is None:
+        return open_node(arguments.url, arguments, context)
+    try:
+        return open_node(arguments.url, arguments, context, device=arguments.device)
+    except gpustore.DeviceError:
+        return open_node(arguments.url, arguments, context, device="cpu")
+
+
+def _image(store: gpustore.TensorStore) -> tuple[Image, str] | None:
+    """Find the image in OME-Zarr that has the array as a level, in the two folders above it."""
+    kvstore = store.kvstore
+    path = kvstore.path.rstrip("/") if kvstore is not None else ""
+    level = ""
+    for _ in range(2):
+        path, slash, name = path.rpartition("/")
+        level = f"{name}/{level}".rstrip("/")
+        if not slash or kvstore is None:
+            return None
+        place = kvstore.copy()
+        try:
+            place.path = f"{path}/"
+            image = find_image(gpustore.open_group(place).result().attrs)
+        except gpustore.GpustoreError:
+            continue
+        if image is not None:
+            return (image, level) if level in image.levels else None
+    return None

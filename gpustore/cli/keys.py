@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.retries import few_retries
+from gpustore.cli.options import add_json_option, add_place_options
+from gpustore.cli.places import reading_context, spec_of
+from gpustore.cli.screen import printable
 from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:
@@ -24,9 +26,41 @@ _PART_NBYTES = 64 << 20
 """Largest value that is printed in one part, in bytes."""
 
 
+def add_command(commands: Any) -> None:
+    """Add the three commands to the parser."""
+    place = "URL or path: a folder, an archive (x.zip|zip:), an array"
+    command = commands.add_parser(
+        "ls",
+        help="list the names or keys below a URL",
+        description="Prints the names one level below a URL, directories with a slash.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+    command.add_argument("-r", "--recursive", action="store_true", help="print all keys")
+    add_place_options(command)
+    command.set_defaults(run=ls)
+    command = commands.add_parser(
+        "cat",
+        help="print the value of a key",
+        description="Writes a stored value to standard output, or the JSON value at a JSON "
+        "pointer (x.json|json:/a/b).",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a key")
+    add_place_options(command)
+    command.set_defaults(run=cat)
+    command = commands.add_parser(
+        "du",
+        help="print the stored size below a URL",
+        description="Prints the numbers of keys and bytes below a URL, in total and by directory.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+    add_json_option(command)
+    add_place_options(command)
+    command.set_defaults(run=du)
+
+
 def ls(arguments: argparse.Namespace) -> int:
     """Print the names one level below a URL, directories with a slash; or all keys."""
-    store = _value(arguments.url)
+    store = _value(arguments)
     _require_list(store, arguments.url)
     directory = _directory(store)
     if directory is None:
@@ -40,7 +74,7 @@ def ls(arguments: argparse.Namespace) -> int:
         names = directory.list_names().result()
     _require(names, directory)
     if sys.stdout.isatty():
-        sys.stdout.writelines(f"{_printable(name)}\n" for name in names)
+        sys.stdout.writelines(f"{printable(name)}\n" for name in names)
     else:
         lines = (name.encode(errors="surrogateescape") + b"\n" for name in names)
         sys.stdout.flush()
@@ -53,7 +87,7 @@ def du(arguments: argparse.Namespace) -> int:
 
     Unreadable values are reported and not counted; the exit code is then 1.
     """
-    store = _value(arguments.url)
+    store = _value(arguments)
     directory = _directory(store)
     if directory is None:
         sizes = dict(zip([store.path.rpartition("/")[2]], store.nbytes_many([""])))
@@ -77,7 +111,7 @@ def du(arguments: argparse.Namespace) -> int:
         return int(bool(errors))
     rows = [(name, n, b) for name, (n, b) in children.items()]
     rows.sort(key=lambda row: (-row[2], row[0]))
-    table = [(_printable(name), str(n), format_nbytes(b)) for name, n, b in rows]
+    table = [(printable(name), str(n), format_nbytes(b)) for name, n, b in rows]
     table.append(("total", str(len(sizes)), format_nbytes(total)))
     _print_table([("name", "keys", "stored"), *table])
     return int(bool(errors))
@@ -85,10 +119,11 @@ def du(arguments: argparse.Namespace) -> int:
 
 def cat(arguments: argparse.Namespace) -> int:
     """Write the value of a key, or the JSON value at a JSON pointer, to standard output."""
-    spec = gpustore.Spec(arguments.url)
+    spec = gpustore.Spec(spec_of(arguments.url, arguments))
     driver = spec.to_json()["driver"]
     if driver == "json":
-        value = gpustore.open(spec, read=True, context=few_retries()).result().read().result()[()]
+        context = reading_context(arguments)
+        value = gpustore.open(spec, read=True, context=context).result().read().result()[()]
         print(json.dumps(value, indent=2, ensure_ascii=False))
         return 0
     if driver != "auto":
@@ -97,7 +132,7 @@ def cat(arguments: argparse.Namespace) -> int:
         )
     out = sys.stdout.buffer
     try:
-        for part in _parts(_value(arguments.url)):
+        for part in _parts(_value(arguments)):
             out.write(part)
     except gpustore.InvalidKeyError as error:
         raise CommandError(
@@ -118,12 +153,12 @@ def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
         print(f"{name:<{names}}  {count:>{keys}}  {size:>{sizes}}")
 
 
-def _value(url: str) -> gpustore.KvStore:
+def _value(arguments: argparse.Namespace) -> gpustore.KvStore:
     """Return the kvstore at a URL or path, also of an array there."""
-    kvstore = gpustore.Spec(url).kvstore
+    kvstore = gpustore.Spec(spec_of(arguments.url, arguments)).kvstore
     if kvstore is None:
-        raise CommandError(f"{url} has no keys")
-    return gpustore.KvStore.open(kvstore, context=few_retries()).result()
+        raise CommandError(f"{arguments.url} has no keys")
+    return gpustore.KvStore.open(kvstore, context=reading_context(arguments)).result()
 
 
 def _require_list(store: gpustore.KvStore, url: str) -> None:
@@ -160,11 +195,6 @@ def _is_directory(error: gpustore.StoreIOError) -> bool:
 def _require(names: Collection[str], store: gpustore.KvStore) -> None:
     if not names:
         raise CommandError(f"there is nothing at {store.url}")
-
-
-def _printable(name: str) -> str:
-    """A name as a terminal may show it: an archive is anybody's, and may hold control codes."""
-    return "".join(char if char.isprintable() else "?" for char in name)
 
 
 def _parts(store: gpustore.KvStore) -> Iterator[bytes]:

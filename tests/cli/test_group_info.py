@@ -94,7 +94,7 @@ def test_consolidated_metadata_and_other_chunk_grids(gpustore_command, tmp_path)
             "Error parsing consolidated metadata",
         ),
         ({".zarray": {"zarr_format": 2}}, 'opening "zarr" driver: Error reading local file'),
-        ({}, "Failed to detect format for local file"),
+        ({}, "gpustore: error: there is nothing at local file"),
     ],
 )
 @each("command", ["info", "copy"])

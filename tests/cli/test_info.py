@@ -107,7 +107,7 @@ def test_info_names_the_decoders_here_and_on_a_gpu(gpustore_command, zarr3):
     assert facts["gpu"]["reason"] is None
     assert facts["gpu"]["encoders"] == [{"codec": "gzip", "encoder": "nvcomp"}]
     assert facts["gpu"]["encoder_reason"] is None
-    _, out, _ = gpustore_command("info", zarr3)
+    _, out, _ = gpustore_command("info", zarr3, "--device", "cuda")
     lines = [" ".join(line.split()) for line in out.split("\n")]
     assert "on a GPU decoded by nvcomp (gzip)" in lines
     assert "encoded by nvcomp (gzip)" in lines
@@ -128,7 +128,7 @@ def test_info_says_why_a_gpu_would_not_decode(gpustore_command, tmp_path, compre
     metadata = {"shape": [5], "dtype": "<f4", "chunks": [2], "compressor": compressor}
     spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
     gpustore.open(spec, create=True).result()
-    _, out, _ = gpustore_command("info", tmp_path)
+    _, out, _ = gpustore_command("info", tmp_path, "--device", "auto")
     assert f"decoded by {text}" in out
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import zipfile
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,11 @@ VALUES = {
     "c/0/1": bytes(300),
     "c/1/0": b"",
 }
+
+
+def of_url(url):
+    """Arguments as the parser gives them."""
+    return Namespace(url=str(url), recursive=False, json=False, anon=False, endpoint=None)
 
 
 @pytest.fixture(params=["folder", "zip", "ocdbt", "zip in a database"])
@@ -59,7 +65,7 @@ def test_ls_reads_one_directory(gpustore_command, tmp_path, monkeypatch):
 def test_names_are_bytes_in_a_pipe_and_harmless_on_a_terminal(capfdbinary, tmp_path, monkeypatch):
     for name in (b"\xff", b"a\x1b[31mb"):
         (tmp_path / os.fsdecode(name)).write_bytes(b"1")
-    arguments = type("Arguments", (), {"url": str(tmp_path), "recursive": False, "json": False})
+    arguments = of_url(tmp_path)
     assert keys.ls(arguments) == 0
     assert capfdbinary.readouterr().out == b"a\x1b[31mb\n\xff\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -77,7 +83,7 @@ def test_ls_prints_all_keys(gpustore_command, place):
 
 def test_cat_prints_the_value_as_it_is(capfdbinary, place):
     for key, value in VALUES.items():
-        assert keys.cat(type("Arguments", (), {"url": place + key})) == 0
+        assert keys.cat(of_url(place + key)) == 0
         assert capfdbinary.readouterr().out == value
 
 
@@ -223,5 +229,5 @@ def test_large_values_are_printed_in_parts(capfdbinary, tmp_path, monkeypatch):
     monkeypatch.setattr(keys, "_PART_NBYTES", 7)
     value = bytes(range(100))
     (tmp_path / "v").write_bytes(value)
-    assert keys.cat(type("Arguments", (), {"url": f"{tmp_path}/v"})) == 0
+    assert keys.cat(of_url(f"{tmp_path}/v")) == 0
     assert capfdbinary.readouterr().out == value

@@ -12,12 +12,14 @@ def test_a_step_without_a_terminal_is_one_plain_line(capsys):
 
 
 def test_a_long_step_without_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
-    clock = iter([0, 0, 3, 11, 12, 13, 21.5, 30])
+    clock = iter([0, 3, 11, 12, 13, 21.5, 30])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    with Screen().step("copy", 4_000_000, rate=True) as advance:
+    with Screen(progress=True).step("copy", 4_000_000, rate=True) as advance:
         for _ in range(5):
             advance(500_000)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.split("\n")]
+    out, err = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in err.split("\n")]
+    assert out == ""
     assert lines == [
         "copy 25 % 1.00 MB of 4.00 MB",
         "copy 62 % 2.50 MB of 4.00 MB",
@@ -31,9 +33,16 @@ def test_a_step_on_a_terminal_shows_a_bar(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     with Screen().step("write it", 100) as advance:
         advance(100)
-    out = capsys.readouterr().out
-    assert "\x1b[" in out
-    assert "100/100" in out
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\x1b[" in err
+    assert "100/100" in err
+
+
+def test_a_long_step_without_a_terminal_is_silent(capsys):
+    with Screen().step("copy", 100, rate=True) as advance:
+        advance(100)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_no_color_means_no_colour(capsys, monkeypatch):

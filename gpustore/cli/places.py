@@ -1,0 +1,100 @@
+"""Places that the URLs of a command name, under the options ``--anon`` and ``--endpoint``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+from gpustore.cli.failure import CommandError
+from gpustore.cli.group_info import find_group
+from gpustore.copying.elements import open_whole
+
+if TYPE_CHECKING:
+    import argparse
+
+
+_MAX_RETRIES = 4
+"""About seven seconds of pauses, because a person waits. Copies keep the library's default."""
+
+
+def reading_context(arguments: argparse.Namespace) -> gpustore.Context:
+    """Make the context of a command that reads: few retries, and ``--anon``.
+
+    Google Cloud Storage takes ``--anon`` from the environment of the process.
+    """
+    retries = {"max_retries": _MAX_RETRIES}
+    resources: dict[str, Any] = {
+        f"{kind}_request_retries": retries for kind in ("http", "s3", "gcs")
+    }
+    if arguments.anon:
+        resources["aws_credentials"] = {"type": "anonymous"}
+        os.environ["GOOGLE_SKIP_SIGNATURE"] = "true"
+    return gpustore.Context(resources)
+
+
+def spec_of(url: str, arguments: argparse.Namespace) -> str | dict[str, Any]:
+    """Return a spec for a URL or path: itself, or with ``--endpoint`` JSON that names the server.
+
+    Raises
+    ------
+    CommandError
+        ``--endpoint`` is given for another kvstore than s3.
+    """
+    if arguments.endpoint is None:
+        return url
+    spec: dict[str, Any] = gpustore.Spec(url).to_json()
+    below = spec
+    while below.get("driver") != "s3":
+        found = below.get("kvstore") or below.get("base")
+        if not isinstance(found, dict):
+            raise CommandError(
+                f"--endpoint is the server of s3:// URLs, but {url} is none; the server of gs:// "
+                "URLs stands in the environment variable STORAGE_EMULATOR_HOST"
+            )
+        below = found
+    below["endpoint"] = arguments.endpoint
+    return spec
+
+
+def open_node(
+    url: str, arguments: argparse.Namespace, context: gpustore.Context, **keywords: Any
+) -> gpustore.TensorStore | gpustore.Group:
+    """Open the array or the group at a URL; arrays as :func:`open_whole` does.
+
+    Parameters
+    ----------
+    url : str
+        URL or path.
+    arguments : argparse.Namespace
+        Options of :func:`gpustore.cli.options.add_place_options`.
+    context : Context
+    **keywords
+        Further arguments of :func:`open_whole`.
+
+    Raises
+    ------
+    GpustoreError
+        That of opening an array, unless what is there is a group.
+    CommandError
+        The place is a JSON value, which commands for arrays do not take.
+    """
+    spec = spec_of(url, arguments)
+    try:
+        store = open_whole(spec, context=context, **keywords)
+    except gpustore.GpustoreError as error:
+        return find_group(spec, error, context=context)
+    if store.spec().to_json()["driver"] == "json":
+        raise CommandError(f"{url} is a JSON value: `gpustore cat` prints it")
+    return store
+
+
+def open_member(
+    group: gpustore.Group, path: str, context: gpustore.Context
+) -> gpustore.TensorStore:
+    """Open an array of a group, records as bytes."""
+    kvstore = (group.kvstore.spec() / path).to_json()
+    kvstore["path"] = f"{kvstore['path']}/"
+    return open_whole(
+        {"driver": f"zarr{group.zarr_format}", "kvstore": kvstore}, context=context, read=True
+    )

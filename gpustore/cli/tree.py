@@ -1,0 +1,217 @@
+"""``gpustore tree``: groups and arrays below a URL, with shapes, data types and sizes.
+
+The metadata of the members are read, which is one request where they are consolidated. Stored sizes
+need a list of all keys, and are shown with ``--stored`` only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import gpustore
+from gpustore.cli.failure import CommandError
+from gpustore.cli.ome import Image, find_image
+from gpustore.cli.options import add_json_option, add_place_options, integer
+from gpustore.cli.places import open_node, reading_context
+from gpustore.cli.screen import Screen, printable
+from gpustore.display.elements import Elements
+from gpustore.display.text import format_nbytes, format_shape
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "tree",
+        help="list groups and arrays with shapes, types and sizes",
+        description="Draws the groups and arrays below a URL: shape, data type, shape of a chunk, "
+        "decoded size; of images in OME-Zarr also axes, and the scale of each level.",
+    )
+    command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a group or an array")
+    command.add_argument(
+        "-d",
+        "--depth",
+        type=integer(0, 1000),
+        metavar="N",
+        help="levels of groups below the first to go into (default: all)",
+    )
+    command.add_argument(
+        "-s", "--stored", action="store_true", help="show stored sizes too, which lists all keys"
+    )
+    add_json_option(command)
+    add_place_options(command)
+    command.set_defaults(run=run)
+
+
+@dataclass
+class Entry:
+    """A group or an array of the tree.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"array", "group", None}
+        None for a member that cannot be read.
+    facts : dict
+        Facts as JSON.
+    image : Image or None
+        Image in OME-Zarr that a group is.
+    members : dict of str to Entry
+        Members of a group by name.
+    """
+
+    name: str
+    kind: str | None
+    facts: dict[str, Any] = field(default_factory=dict)
+    image: Image | None = None
+    members: dict[str, Entry] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry and all below it as JSON."""
+        below = {name: one.to_json() for name, one in self.members.items()}
+        return {"type": self.kind, **self.facts, **({"members": below} if below else {})}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    node = open_node(arguments.url, arguments, reading_context(arguments))
+    if isinstance(node, gpustore.Group):
+        root = _of_group(node, arguments.url, arguments.depth)
+    else:
+        root = _of_array(node, arguments.url)
+    if arguments.stored:
+        _add_stored(root, node.kvstore, arguments.url)
+    _sum(root)
+    if arguments.json:
+        print(json.dumps(root.to_json(), indent=2))
+        return 0
+    screen = Screen()
+    for line in _lines(root, "", "", None):
+        screen.parts(line)
+    return 0
+
+
+def _of_array(store: gpustore.TensorStore, name: str) -> Entry:
+    elements = Elements.of(store)
+    written = store.shards or store.chunks
+    chunk = None if written is None else list(written[: elements.rank])
+    shape = [int(n) for n in store.shape[: elements.rank]]
+    facts: dict[str, Any] = {"shape": shape, "dtype": elements.dtype, "chunk": chunk}
+    facts["is_sharded"] = store.shards is not None
+    return Entry(name, "array", {**facts, "nbytes": math.prod(shape) * elements.nbytes})
+
+
+def _of_group(group: gpustore.Group, name: str, depth: int | None) -> Entry:
+    root = Entry(name, "group", {"format": f"Zarr v{group.zarr_format}"}, find_image(group.attrs))
+    if root.image is not None:
+        root.facts["ome"] = str(root.image)
+    for path, node in group.walk(depth):
+        parent, _, last = path.rpartition("/")
+        above = root
+        for part in parent.split("/") if parent else ():
+            above = above.members[part]
+        above.members[last] = _of_node(last, node)
+    return root
+
+
+def _of_node(name: str, node: gpustore.Node) -> Entry:
+    try:
+        if node.error is not None:
+            raise node.error
+        if node.is_group:
+            image = find_image(node.attributes)
+            return Entry(name, "group", {} if image is None else {"ome": str(image)}, image)
+        nbytes = math.prod(node.shape) * node.dtype.itemsize
+        facts: dict[str, Any] = {"shape": list(node.shape), "dtype": _dtype_name(node)}
+        facts |= {"chunk": _chunk(node), "is_sharded": _is_sharded(node), "nbytes": nbytes}
+        return Entry(name, "array", facts)
+    except gpustore.GpustoreError as error:
+        return Entry(name, None, {"error": error.text})
+
+
+def _dtype_name(node: gpustore.Node) -> str:
+    name = getattr(node.dtype, "name", None)
+    return name if isinstance(name, str) else str(node.dtype)
+
+
+def _chunk(node: gpustore.Node) -> list[int] | None:
+    grid = node.document.get("chunk_grid")
+    if isinstance(grid, Mapping) and grid.get("name") != "regular":
+        return None
+    return list(node.chunk_shape)
+
+
+def _is_sharded(node: gpustore.Node) -> bool:
+    codecs = node.document.get("codecs")
+    return isinstance(codecs, list) and any(
+        isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" for codec in codecs
+    )
+
+
+def _add_stored(root: Entry, kvstore: gpustore.KvStore | None, url: str) -> None:
+    """Add the stored sizes, from a list of all keys."""
+    if kvstore is None or not kvstore.driver.can_list:
+        raise CommandError(f"{url} cannot be listed, so that stored sizes are not known")
+    sizes, _ = kvstore.list_nbytes().result()
+    root.facts["stored_nbytes"] = 0
+    for key, nbytes in sizes.items():
+        entry: Entry | None = root
+        for part in [*key.lstrip("/").split("/"), ""]:
+            if entry is None:
+                break
+            entry.facts["stored_nbytes"] = entry.facts.get("stored_nbytes", 0) + nbytes
+            entry = entry.members.get(part)
+
+
+def _sum(entry: Entry) -> int:
+    """Add the decoded size of all arrays below a group; return it."""
+    if entry.kind == "group":
+        entry.facts["nbytes"] = sum(map(_sum, entry.members.values()))
+    return int(entry.facts.get("nbytes", 0))
+
+
+_Line = Sequence[tuple[str, str]]
+"""Parts of a line with their styles."""
+
+
+def _lines(entry: Entry, before: str, indent: str, scale: str | None) -> list[_Line]:
+    """Return the lines of an entry and of all below it."""
+    style = {"group": "bold", "array": "", None: "red"}[entry.kind]
+    about = _about(entry, scale)
+    lines: list[_Line] = [
+        [(before, "dim"), (printable(entry.name), style), (f"  {about}" * bool(about), "dim")]
+    ]
+    image = entry.image
+    for number, (name, one) in enumerate(entry.members.items(), 1):
+        last = number == len(entry.members)
+        within = None if image is None or name not in image.levels else image.scale_text(name)
+        branch, further = ("└── ", "    ") if last else ("├── ", "│   ")
+        lines += _lines(one, indent + branch, indent + further, within)
+    return lines
+
+
+def _about(entry: Entry, scale: str | None) -> str:
+    """Return what stands behind a name."""
+    facts = entry.facts
+    if entry.kind is None:
+        return f"unreadable: {printable(facts['error'])}"
+    if entry.kind == "array":
+        texts = [f"{format_shape(facts['shape'])} {facts['dtype']}"]
+        noun = "shard" if facts["is_sharded"] else "chunk"
+        if scale is None and facts["chunk"] and facts["chunk"] != facts["shape"]:
+            texts.append(f"{noun} {format_shape(facts['chunk'])}")
+    else:
+        texts = [facts[name] for name in ("format", "ome") if name in facts]
+    if entry.kind == "array" or facts["nbytes"]:
+        texts.append(format_nbytes(facts["nbytes"]))
+    if "stored_nbytes" in facts:
+        texts.append(f"{format_nbytes(facts['stored_nbytes'])} stored")
+    if scale is not None:
+        texts.append(scale)
+    return ", ".join(texts)

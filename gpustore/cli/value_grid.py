@@ -1,0 +1,203 @@
+"""Grid of the stored values of an array: a chunk each, or a shard of chunks.
+
+A value is known by its key, so that a list of the keys tells which values are stored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any, overload
+
+from gpustore.cli.failure import CommandError
+from gpustore.display.elements import Elements
+from gpustore.display.extents import chunk_extents, edges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import gpustore
+
+
+_METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ValueGrid:
+    """Grid of stored values.
+
+    Attributes
+    ----------
+    edges : tuple of sequence of int
+        Indices at which the values along each dimension begin, and the extent at the end.
+    key_prefix, separator : str
+        Text before and between the numbers of a key.
+    scalar_key : str
+        Key of the only value of an array of rank 0.
+    is_sharded : bool
+        Whether a value is a shard of several chunks.
+    """
+
+    edges: tuple[Sequence[int], ...]
+    key_prefix: str
+    separator: str
+    scalar_key: str
+    is_sharded: bool
+
+    @classmethod
+    def of(cls, store: gpustore.TensorStore) -> ValueGrid:
+        """Return the grid of an opened array.
+
+        Raises
+        ------
+        CommandError
+            If the array has no stored chunks.
+        """
+        metadata: dict[str, Any] = store.spec().to_json().get("metadata", {})
+        if store.kvstore is None or "shape" not in metadata:
+            raise CommandError("only Zarr arrays have chunks")
+        rank = Elements.of(store).rank
+        shape = [int(n) for n in store.shape[:rank]]
+        extents = chunk_extents(store, "write_chunk")[:rank]
+        along = edges_of(store) or extents
+        edges = tuple(_edges(size, n) for size, n in zip(along, shape, strict=True))
+        is_sharded = extents != chunk_extents(store, "read_chunk")[:rank]
+        encoding = metadata.get("chunk_key_encoding")
+        if encoding is None:
+            return cls(edges, "", str(metadata.get("dimension_separator") or "."), "0", is_sharded)
+        is_default = encoding["name"] == "default"
+        separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
+        prefix, scalar = (f"c{separator}", "c") if is_default else ("", "0")
+        return cls(edges, prefix, separator, scalar, is_sharded)
+
+    @property
+    def noun(self) -> str:
+        """Name of a value, for people."""
+        return "shard" if self.is_sharded else "chunk"
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Number of values along each dimension."""
+        return tuple(len(edges) - 1 for edges in self.edges)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.counts)
+
+    def cells(self) -> Iterator[tuple[int, ...]]:
+        """Yield the positions of all values, the last dimension fastest."""
+        return product(*map(range, self.counts))
+
+    def cell(self, key: str) -> tuple[int, ...] | None:
+        """Return the position of the value with a key, None if no value of the grid has it."""
+        if not self.counts:
+            return () if key == self.scalar_key else None
+        if not key.startswith(self.key_prefix):
+            return None
+        words = key[len(self.key_prefix) :].split(self.separator)
+        if len(words) != len(self.counts) or not all(map(_INDEX.fullmatch, words)):
+            return None
+        found = tuple(map(int, words))
+        return found if all(i < n for i, n in zip(found, self.counts, strict=True)) else None
+
+    def key(self, cell: Sequence[int]) -> str:
+        """Return the key of the value at a position."""
+        if not self.counts:
+            return self.scalar_key
+        return self.key_prefix + self.separator.join(map(str, cell))
+
+    def box(self, cell: Sequence[int]) -> tuple[range, ...]:
+        """Return the indices of the elements of a value."""
+        return tuple(
+            range(edges[i], edges[i + 1]) for edges, i in zip(self.edges, cell, strict=True)
+        )
+
+    def touched(self, dimension: int, indices: range) -> range:
+        """Return the positions along a dimension of the values between two indices."""
+        if not indices:
+            return range(0)
+        edges = self.edges[dimension]
+        low, high = min(indices[0], indices[-1]), max(indices[0], indices[-1])
+        return range(bisect_left(edges, low + 1) - 1, bisect_left(edges, high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValues:
+    """Values of an array that are stored.
+
+    Attributes
+    ----------
+    nbytes : dict of tuple to int
+        Encoded size by position.
+    others : list of str
+        Keys that belong to no value of the grid and are no metadata.
+    errors : dict of str to GpustoreError
+        Keys whose sizes cannot be found, with the reason.
+    """
+
+    nbytes: dict[tuple[int, ...], int]
+    others: list[str]
+    errors: dict[str, gpustore.GpustoreError]
+
+    @classmethod
+    def listed(cls, store: gpustore.TensorStore, grid: ValueGrid) -> StoredValues | None:
+        """List the stored values of an array; None if its kvstore cannot list."""
+        kvstore = store.kvstore
+        if kvstore is None or not kvstore.driver.can_list:
+            return None
+        sizes, errors = kvstore.list_nbytes().result()
+        nbytes: dict[tuple[int, ...], int] = {}
+        others = []
+        for key, size in sizes.items():
+            cell = grid.cell(key)
+            if cell is not None:
+                nbytes[cell] = size
+            elif key.rpartition("/")[2] not in _METADATA:
+                others.append(key)
+        return cls(nbytes, others, errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _RegularEdges(Sequence[int]):
+    """Edges of chunks of one size; computed, as there may be more than memory holds."""
+
+    size: int
+    extent: int
+
+    def __len__(self) -> int:
+        return -(-self.extent // self.size) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return min(range(len(self))[index] * self.size, self.extent)
+
+
+def _edges(sizes: Any, extent: int) -> Sequence[int]:
+    """Return the edges of the chunks of one dimension, from an entry of ``chunk_shapes``.
+
+    >>> list(_edges(4, 10)), _edges([[3, 2], 4, 9], 7), list(_edges(4, 0))
+    ([0, 4, 8, 10], [0, 3, 6, 7], [0])
+    """
+    if isinstance(sizes, int):
+        return _RegularEdges(sizes, extent)
+    edges = [0]
+    for entry in sizes:
+        size, times = entry if isinstance(entry, list) else (entry, 1)
+        for _ in range(times):
+            if edges[-1] >= extent:
+                return edges
+            edges.append(min(edges[-1] + size, extent))
+    return edges
