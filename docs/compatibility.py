@@ -138,7 +138,7 @@ TABLES = (
 
 
 def public(thing: Any) -> set[str]:
-    return {name for name in dir(thing) if not name.startswith("_")}
+    return {name for name in dir(thing) if not name.startswith("_")} - {"annotations"}
 
 
 def absent_members() -> dict[str, list[str]]:

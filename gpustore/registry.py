@@ -23,6 +23,7 @@ folder         object        what it is
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import pkgutil
 from functools import cache
@@ -144,6 +145,42 @@ def guest(library: str) -> Any:
             f"{library} is not installed: python -m pip install 'gpustore[{library}]'", name=library
         )
     return importlib.import_module(f"gpustore.interop.{library}")
+
+
+def room(name: str) -> Any:
+    """Return the module ``gpustore.<name>`` if the package has such a folder or file, else None.
+
+    >>> room("errors").__name__, room("no_such_room")
+    ('gpustore.errors', None)
+    """
+    return importlib.import_module(f"gpustore.{name}") if name in _modules("") else None
+
+
+def public(module: str, name: str) -> Any:
+    """Return what ``gpustore.<module>`` defines under `name`, for the lazy names of the root."""
+    return getattr(importlib.import_module(f"gpustore.{module}"), name)
+
+
+def file_of(module: str) -> str:
+    """Return the path of a module in another package; imports neither, if it lies in a folder.
+
+    Parameters
+    ----------
+    module : str
+        Name with one dot: ``<package>.<module>``.
+
+    Raises
+    ------
+    ImportError
+        If there is no such module.
+    """
+    package = importlib.util.find_spec(module.partition(".")[0])
+    folders = package.submodule_search_locations if package else None
+    found = importlib.machinery.PathFinder.find_spec(module, folders)
+    path = found.origin if found else importlib.import_module(module).__file__
+    if path is None:
+        raise ImportError(f"{module} has no file", name=module)
+    return path
 
 
 def is_installed(module: str) -> bool:

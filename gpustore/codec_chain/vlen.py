@@ -11,7 +11,7 @@ Source: ``numcodecs/vlen.pyx``.
 
 from __future__ import annotations
 
-import secrets
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _MOST_ELEMENTS: Final = 2**32 - 2
 
 # Random bytes put behind the stream: found behind the last element, they prove that it ends where
 # the stream does. A writer of files cannot know them.
-_END: Final = secrets.token_hex(8)
+_END: Final = os.urandom(8).hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import google_crc32c
 import numpy as np
-from numcodecs.checksum32 import CRC32C
 
 from gpustore.codec_chain.base import (
     BytesCodec,
@@ -139,7 +139,13 @@ def _prepare_v2(options: Options, itemsize: int | None) -> BytesCodec:
     return _prepare({}, itemsize) if options["location"] == "end" else _at_start(options, itemsize)
 
 
-_v2 = checksum_variant("crc32c", CRC32C, "end")
+def _numcodecs(**options: Any) -> Any:
+    from numcodecs.checksum32 import CRC32C  # On use: the package imports all of its codecs.
+
+    return CRC32C(**options)
+
+
+_v2 = checksum_variant("crc32c", _numcodecs, "end")
 _at_start = _v2.prepare
 
 CODEC = Codec(

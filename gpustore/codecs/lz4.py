@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numcodecs.lz4
 import numpy as np
 
 from gpustore.codec_chain.base import (
@@ -86,6 +85,8 @@ class _Lz4(BytesCodec):
                 f"lz4: a chunk of {len(decoded)} bytes exceeds the format's limit of "
                 f"{_MAX_NBYTES}: choose smaller chunks"
             )
+        import numcodecs.lz4  # On use: the package imports all of its codecs.
+
         encoded: bytes = numcodecs.lz4.compress(decoded, self.acceleration)
         return encoded
 
@@ -105,6 +106,8 @@ class _Lz4(BytesCodec):
             if bytes(encoded) != _EMPTY:
                 raise CorruptChunkError("Invalid lz4 block of 0 bytes", codec="lz4")
             return deliver(b"", decoded_max, exact=exact, out=out)
+        import numcodecs.lz4
+
         try:
             if out is None or nbytes <= _SMALL_NBYTES:
                 decoded = numcodecs.lz4.decompress(encoded)

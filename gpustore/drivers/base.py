@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from gpustore.backends.base import Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.explain.explanation import Explanation
-from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -32,6 +30,10 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members
+
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
 
 METADATA_POOL = "metadata_cache_pool"
 """Member and driver resource: another resource of the type ``cache_pool``, for the metadata."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
@@ -28,8 +28,6 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.explain.explanation import Explanation
-from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -60,6 +58,10 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, quote
+
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
 
 _ATTEMPTS = 100
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpustore.errors import MetadataError
-from gpustore.explain.explanation import Explanation
-from gpustore.explain.write_explanation import WriteExplanation
 from gpustore.front.opened_array import OpenedArray
 from gpustore.planning.crop_plan import crop_shape
+
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
 
 ORDERS = ("C", "F")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from functools import cache
@@ -306,6 +305,8 @@ def find_scheme(scheme: str) -> tuple[str, Any]:
 
 def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
     """Return the error for an unknown scheme, with similar schemes."""
+    import difflib  # Only where something went wrong.
+
     known = registry.schemes()
     meant = difflib.get_close_matches(component.scheme.lower(), known)
     if meant:

@@ -25,7 +25,7 @@ from gpustore.backends.native.request import MOST_ROWS, Request
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken, cancelled_error
 from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed
 
@@ -260,7 +260,7 @@ def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
     while request.read(wanted):
         wanted.check()
         if futures and all(future.cancelled() for future in futures):
-            raise CancelledError
+            raise cancelled_error()
 
 
 def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:

@@ -32,7 +32,7 @@ from gpustore.pipelines.value_change import (
     write_rows,
 )
 from gpustore.planning.chunk_plan import ChunkPlan
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken, is_cancelled
 from gpustore.runtime.executor import wait_at_exit
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import Future, epoch
@@ -356,9 +356,9 @@ class _Task:
         try:
             changes = [ValueChange.of(self.array, laid) for laid in layers if laid]
             store_changes(self.array, changes)
-        except CancelledError:
-            return
         except BaseException as error:
+            if is_cancelled(error):
+                return
             if len(writes) == 1:
                 writes[0].fail(self.number, error)
                 return

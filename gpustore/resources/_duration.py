@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text
@@ -62,8 +61,7 @@ def _parse(string: str) -> Duration | None:
             return None
         whole, fraction, unit = part.groups()
         digits = fraction or ""
-        value = Fraction(int((whole or "0") + digits), 10 ** len(digits))
-        total += int(value * _UNITS[unit])
+        total += int((whole or "0") + digits) * _UNITS[unit] // 10 ** len(digits)
         at = part.end()
     if total > _MAX_SECONDS * _UNITS["s"]:
         return None

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import threading
 from array import array as numbers
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
-# TensorStore's class for it. It derives from BaseException, so `except Exception` lets it pass.
-CancelledError = asyncio.CancelledError
+
+def cancelled_error() -> asyncio.CancelledError:
+    """Return TensorStore's error for cancelled work; `except Exception` lets it pass.
+
+    :mod:`asyncio` is imported for it: most programs need neither.
+    """
+    import asyncio
+
+    return asyncio.CancelledError()
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Return whether `error` says that work was cancelled, in asyncio's words or those of threads.
+
+    Without their modules there is no such error, so they are not imported for it.
+    """
+    return any(
+        isinstance(error, getattr(sys.modules.get(module), "CancelledError", ()))
+        for module in ("asyncio", "concurrent.futures")
+    )
 
 
 class CancelToken:
@@ -65,7 +86,7 @@ class CancelToken:
     def check(self) -> None:
         """Raise CancelledError if the work is no longer wanted, for instance before a rename."""
         if self.cancelled:
-            raise CancelledError
+            raise cancelled_error()
 
 
 class _Running(threading.local):

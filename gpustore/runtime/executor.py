@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
+from gpustore.runtime.cancel_token import RUNNING, CancelToken, is_cancelled
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import (
     Future,
@@ -359,7 +359,7 @@ class _Group(Generic[T]):
         """Note the error of a task, and tell those behind it to stop."""
         without_locals(error)
         # A task that was told to stop says nothing about the reason.
-        rank = isinstance(error, CancelledError), index
+        rank = is_cancelled(error), index
         with self._lock:
             if rank < self._rank:
                 self._error, self._rank = error, rank
@@ -388,7 +388,8 @@ class _Group(Generic[T]):
             del self._words[index]
         if error is not None:
             self._fail(index, error)
-            if thread_state.crew is None and not isinstance(error, Exception | CancelledError):
+            stops = not isinstance(error, Exception) and not is_cancelled(error)
+            if thread_state.crew is None and stops:
                 self.future.cancel()
                 return error
             error = None
@@ -409,7 +410,7 @@ class _Group(Generic[T]):
                 ended()
         if error is None:
             return
-        if isinstance(error, CancelledError):
+        if is_cancelled(error):
             self.future.cancel()
         else:
             self.future._finish(None, error)
@@ -472,8 +473,10 @@ def _drain() -> None:
     for write in list(_writes):
         try:
             error = write.exception(deadline=deadline)
-        except (CancelledError, TimeoutError):
-            continue
+        except BaseException as raised:
+            if isinstance(raised, TimeoutError) or is_cancelled(raised):
+                continue
+            raise
         if error is not None:
             print(f"gpustore: a write nobody waited for failed: {error}", file=sys.stderr)
     # A step of a cancelled write that had begun: cut short it would leave a temporary file.

@@ -21,25 +21,26 @@ Source: ``python/tensorstore/future.cc`` of TensorStore for the semantics.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import CancelledError as _ThreadCancelledError
-from concurrent.futures import Future as _ThreadFuture
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from gpustore.errors import ForkError
-from gpustore.runtime.cancel_token import RUNNING, CancelledError, CancelToken
+from gpustore.runtime.cancel_token import RUNNING, CancelToken, cancelled_error, is_cancelled
 from gpustore.runtime.deferred import Deferred, Runner, Task
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
 
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
 T = TypeVar("T")
 
-_CANCELLED: Final = CancelledError()  # marks the state; each caller gets an instance of its own
+_CANCELLED: Final = BaseException()  # marks the state; each caller gets a CancelledError of its own
 
 _SIGNAL_S: Final = 0.25
 
@@ -121,8 +122,8 @@ class Future(Generic[T]):
     ) -> Future[T]:
         if isinstance(future, Future):
             return future
-        if asyncio.iscoroutine(future):
-            return _run_coroutine(future, loop or asyncio.get_running_loop())
+        if isinstance(future, Coroutine):
+            return _run_coroutine(future, loop)
         return ready(future)
 
     @staticmethod
@@ -224,7 +225,7 @@ class Future(Generic[T]):
         error = self._error
         if error is not None:
             try:
-                raise CancelledError if error is _CANCELLED else error
+                raise cancelled_error() if error is _CANCELLED else error
             finally:
                 # The traceback refers to this frame: without this, error and Future make a cycle.
                 self = error = None  # type: ignore[assignment]
@@ -261,7 +262,7 @@ class Future(Generic[T]):
         if not self._done:
             self._wait(timeout, deadline)
         if self._error is _CANCELLED:
-            raise CancelledError
+            raise cancelled_error()
         return self._error
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
@@ -288,6 +289,8 @@ class Future(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
+            import asyncio  # Its loop is running: it is imported already.
+
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
 
@@ -300,7 +303,7 @@ class Future(Generic[T]):
             self.add_done_callback(wake)
             try:
                 yield from waiter
-            except CancelledError:
+            except asyncio.CancelledError:
                 self.remove_done_callback(wake)
                 self.cancel()
                 raise
@@ -354,16 +357,16 @@ class Future(Generic[T]):
         error: BaseException | None = None
         try:
             value = fn()
-        except (CancelledError, _ThreadCancelledError):
-            error = _CANCELLED
         except BaseException as raised:
-            error = raised
+            error = _CANCELLED if is_cancelled(raised) else raised
         # A traceback keeps this frame, and the closure of `fn` may hold arrays.
         fn = None
         RUNNING.token, CURRENT.operation = outer, operation
         if error is None:
             self._follow(value) if isinstance(value, Future) else self._finish(value, None)
-        elif isinstance(error, Exception | CancelledError) or thread_state.crew is not None:
+        elif error is _CANCELLED:
+            self._finish(None, _CANCELLED)
+        elif isinstance(error, Exception) or thread_state.crew is not None:
             self._finish(None, without_locals(error))
         else:
             self.cancel()
@@ -415,7 +418,9 @@ class Future(Generic[T]):
         for callback in callbacks:
             try:
                 callback(self)
-            except (Exception, CancelledError) as error:
+            except BaseException as error:
+                if not isinstance(error, Exception) and not is_cancelled(error):
+                    raise
                 # An error of a callback must not end the thread that finished the Future.
                 report(error, f"the callback {callback!r}")
         CURRENT.operation = operation
@@ -559,12 +564,16 @@ def _set_once(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def _run_coroutine(coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
-    """Run `coroutine` in `loop`, which may belong to another thread."""
-    self: Future[T] = new()
-    running = asyncio.run_coroutine_threadsafe(coroutine, loop)
+def _run_coroutine(
+    coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None
+) -> Future[T]:
+    """Run `coroutine` in `loop`, which may belong to another thread; None is the running one."""
+    import asyncio
 
-    def copy(done: _ThreadFuture[T]) -> None:
+    self: Future[T] = new()
+    running = asyncio.run_coroutine_threadsafe(coroutine, loop or asyncio.get_running_loop())
+
+    def copy(done: concurrent.futures.Future[T]) -> None:
         if done.cancelled():
             self._finish(None, _CANCELLED)
         elif (error := done.exception()) is not None:

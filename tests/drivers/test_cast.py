@@ -1,6 +1,7 @@
 """The cast driver, with TensorStore as oracle."""
 
 import pickle
+from asyncio import CancelledError
 from threading import Event
 
 import numpy as np
@@ -9,7 +10,6 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.errors import MetadataError, UnsupportedError
-from gpustore.runtime.cancel_token import CancelledError
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
 from tests.matrix import each

@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import time
+from asyncio import CancelledError
 
 import numpy as np
 import pytest
@@ -342,7 +343,7 @@ def test_cancelled_write_lets_its_source_go(tmp_path):
         futures.cancel()
         try:
             futures.copy.result(timeout=60)
-        except gpustore.runtime.future.CancelledError:
+        except CancelledError:
             pass
     assert set(store.read().result().tolist()) <= set(range(20))
 

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import threading
+from asyncio import CancelledError
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,6 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines import writes_under_way
 from gpustore.pipelines.write import write
-from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (

@@ -1,5 +1,6 @@
 """Reads of one array in a batch share their chunks, and give what they give alone."""
 
+from asyncio import CancelledError
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,6 @@ from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.write import write
 from gpustore.planning import crop_plan
 from gpustore.runtime.batch import Batch
-from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from tests.kvstores.faulty import Fault, Rule

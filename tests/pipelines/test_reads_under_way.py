@@ -1,6 +1,7 @@
 """Reads asked for while others of their array are under way share their chunks."""
 
 import threading
+from asyncio import CancelledError
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,6 @@ from gpustore.pipelines import merged_reads
 from gpustore.pipelines import reads_under_way as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.reads_under_way import wait_with_others
-from gpustore.runtime.cancel_token import CancelledError
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS, operation

@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 import weakref
+from asyncio import CancelledError
 from functools import partial
 
 import numpy as np
@@ -18,7 +19,7 @@ from gpustore.backends.native import library
 from gpustore.backends.native.request import Request
 from gpustore.errors import CorruptChunkError
 from gpustore.pipelines import strided_reads
-from gpustore.runtime.future import CancelledError, Future
+from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,

@@ -1,6 +1,7 @@
 """Writes that are under way take effect in order, and share what they do to one chunk."""
 
 import threading
+from asyncio import CancelledError
 from collections import Counter
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from gpustore.errors import CorruptChunkError, StoreIOError
 from gpustore.pipelines import writes_under_way as module
 from gpustore.pipelines.read import read
 from gpustore.pipelines.write import write
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.statistics import STATISTICS, operation
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule

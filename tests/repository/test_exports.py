@@ -1,10 +1,10 @@
 """What is public is listed, exists and is documented."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import pkgutil
-import types
 from pathlib import Path
 
 import pytest
@@ -75,15 +75,43 @@ def test_guests_are_documented(name):
         check_documentation(name)
 
 
-def test_nothing_public_is_missing_from_the_front():
-    public = {
-        name
-        for name, value in vars(gpustore).items()
-        if not name.startswith("_")
-        and not isinstance(value, types.ModuleType)
-        and name != "annotations"  # from __future__
-    }
-    assert public - set(gpustore.__all__) == set()
+def seen_by_type_checkers():
+    """Name -> the imported module and name, or the key of the table of data types."""
+    tree = ast.parse(Path(gpustore.__file__).read_text(encoding="utf-8"))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and not node.orelse and isinstance(node.test, ast.Name)
+    )
+    found = {}
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        else:
+            found[node.targets[0].id] = ast.literal_eval(node.value.slice)
+    del found["_DTYPES"]
+    return found
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    for name, place in seen_by_type_checkers().items():
+        if isinstance(place, str):
+            assert getattr(gpustore, name).name == name == place
+        else:
+            module, original = place
+            defined = (
+                registry.room(original)
+                if module == "gpustore"
+                else vars(importlib.import_module(module))[original]
+            )
+            assert getattr(gpustore, name) is defined
+    assert set(seen_by_type_checkers()) == set(gpustore.__all__)
+
+
+def test_completion_shows_what_is_public():
+    assert [name for name in dir(gpustore) if not name.startswith("_")] == gpustore.__all__
+    assert not hasattr(gpustore, "no_such_name")
+    assert not hasattr(gpustore, "_no_such_name")
 
 
 def test_public_names_are_a_subset_of_what_tensorstore_calls_them_or_are_known_additions():

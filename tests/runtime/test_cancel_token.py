@@ -3,10 +3,11 @@
 import ctypes
 import threading
 from array import array as numbers
+from asyncio import CancelledError
 
 import pytest
 
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor
 from tests.waiting import wait_until
 

@@ -7,13 +7,14 @@ import sys
 import textwrap
 import threading
 import weakref
+from asyncio import CancelledError
 from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from gpustore.runtime import executor as executor_module
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor, reset_after_fork, shared
 from gpustore.runtime.promise import Promise
 from tests.matrix import each

@@ -8,13 +8,14 @@ import textwrap
 import threading
 import time
 import weakref
+from asyncio import CancelledError
 
 import numpy as np
 import pytest
 import tensorstore
 
 import gpustore
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed, new, ready
 from gpustore.runtime.promise import Promise

@@ -33,7 +33,7 @@ from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError
-from gpustore.runtime.cancel_token import CancelledError, CancelToken
+from gpustore.runtime.cancel_token import CancelToken, cancelled_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Submissions:
             buffer = oldest = None
             with self._lock:
                 if self._has_failed:
-                    raise CancelledError
+                    raise cancelled_error()
                 opened = self._open
                 if opened is not None:
                     self._fill(opened, rows)

@@ -1,7 +1,8 @@
 """Finds functions of other installed libraries that the native core calls by address.
 
 Extension modules of numcodecs, google-crc32c and deflate export the C functions of the libraries
-inside them, or link shared libraries that do: ``dlsym`` finds the same names in both cases. Of
+inside them, or link shared libraries that do: ``dlsym`` finds the same names in both cases. The
+packages need not be imported for that, and are not: numcodecs imports all of its codecs. Of
 libdeflate conda has the shared library alone. A function that is not found has the address 0, and
 what needs it is done in Python.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from gpustore import registry
 from gpustore.codecs import libdeflate
 
 # Library -> its functions, in the order of `Functions` in kernels/host/functions.h.
@@ -91,7 +93,7 @@ def decodable() -> tuple[str, ...]:
 
 @cache
 def _find(library: str) -> dict[str, int]:
-    """Return the addresses of a library's functions, which its Python package keeps loaded."""
+    """Return the addresses of a library's functions; what ctypes loads stays loaded."""
     names = _FUNCTIONS[library]
     try:
         loaded = ctypes.CDLL(_path(library))
@@ -101,19 +103,12 @@ def _find(library: str) -> dict[str, int]:
 
 
 def _path(library: str) -> str:
-    """Return the path of a library, or of the extension module that has it inside; import that."""
-    if library == "blosc":
-        from numcodecs import blosc as module
-    elif library == "zstd":
-        from numcodecs import zstd as module
-    elif library == "lz4":
-        from numcodecs import lz4 as module
-    elif library == "libdeflate":
+    """Return the path of a library, or of the extension module that has it inside."""
+    if library == "libdeflate":
         return libdeflate.path()
-    else:
-        from google_crc32c import _crc32c as module
-    path: str = module.__file__
-    return path
+    if library == "crc32c":
+        return registry.file_of("google_crc32c._crc32c")
+    return registry.file_of(f"numcodecs.{library}")
 
 
 def _address(loaded: ctypes.CDLL, name: str) -> int:

@@ -36,11 +36,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
-
-import numcodecs.blosc
-import numcodecs.lz4
+from functools import cache, partial
+from typing import Any, Final
 
 from gpustore.codec_chain.base import (
     ABSENT,
@@ -84,10 +81,6 @@ from gpustore.strict_json.parsing import (
     in_member,
     text,
 )
-
-# numcodecs' default is Blosc's own threads when called from the main thread, behind one global
-# lock. Chunks are what this library runs in parallel. zarr-python sets the same.
-numcodecs.blosc.use_threads = False
 
 _CNAMES: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _NATIVE_CNAMES: Final = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")  # As in kernels/host/encode.h.
@@ -153,7 +146,7 @@ class _Blosc(BytesCodec):
                 f"{_MAX_NBYTES}: choose smaller chunks"
             )
         is_snappy = self.cname == "snappy"
-        encoded: bytes = numcodecs.blosc.compress(
+        encoded: bytes = _library().compress(
             decoded,
             b"lz4" if is_snappy else self.cname.encode(),
             self.clevel,
@@ -247,12 +240,23 @@ class _Blosc(BytesCodec):
             encoded = recode(memoryview(encoded), header, _LZ4, _from_snappy)
         try:
             if out is None or nbytes <= _SMALL_NBYTES:
-                decoded = numcodecs.blosc.decompress(encoded)
+                decoded = _library().decompress(encoded)
                 return deliver(decoded, decoded_max, exact=exact, out=out)
-            numcodecs.blosc.decompress(encoded, out[:nbytes])
+            _library().decompress(encoded, out[:nbytes])
         except (RuntimeError, ValueError) as error:
             raise invalid(str(error)) from error
         return out[:nbytes]
+
+
+@cache
+def _library() -> Any:
+    """Import numcodecs' Blosc, on use: the package imports all of its codecs."""
+    import numcodecs.blosc
+
+    # numcodecs' default is Blosc's own threads when called from the main thread, behind one global
+    # lock. Chunks are what this library runs in parallel. zarr-python sets the same.
+    numcodecs.blosc.use_threads = False
+    return numcodecs.blosc
 
 
 def _header(encoded: Buffer, decoded_max: int, *, exact: bool) -> BloscHeader:
@@ -281,13 +285,15 @@ def _to_snappy(frame: bytes, decoded: Buffer) -> Buffer:
         recoded = recode(memoryview(frame), header, _SNAPPY, _snappy_of_lz4)
         if len(recoded) <= header.nbytes + HEADER_NBYTES:
             return recoded
-        frame = numcodecs.blosc.compress(decoded, b"lz4", 0, 0, 0, header.typesize)
+        frame = _library().compress(decoded, b"lz4", 0, 0, 0, header.typesize)
     return with_code(frame, _SNAPPY)
 
 
 def _snappy_of_lz4(stream: memoryview, nbytes: int, is_stored: bool) -> Buffer:
     decoded: Buffer = stream
     if not is_stored:
+        import numcodecs.lz4
+
         decoded = numcodecs.lz4.decompress(nbytes.to_bytes(4, "little") + stream)
     encoded = snappy.encode(decoded)
     return encoded if len(encoded) < nbytes else decoded

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numcodecs.zstd
 import zstandard
 
 from gpustore.codec_chain.base import (
@@ -171,6 +170,8 @@ class _Zstd(BytesCodec):
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Encode one frame with its content size."""
+        import numcodecs.zstd  # On use: the package imports all of its codecs.
+
         # By the library whose functions the native core calls: other versions may encode otherwise.
         encoded: bytes = numcodecs.zstd.compress(decoded, self.level, self.checksum)
         return encoded
@@ -228,6 +229,8 @@ def _decode_known(encoded: Buffer, nbytes: int, out: memoryview | None) -> Buffe
         decoded = _contexts.decompressor.decompress(encoded, allow_extra_data=False)
         return deliver(decoded, nbytes, exact=True, out=out)
     whole = memoryview(bytearray(nbytes)) if out is None else out[:nbytes]
+    import numcodecs.zstd
+
     # Further frames can only be empty: what does not fit is an error.
     numcodecs.zstd.decompress(encoded, whole)
     return whole

@@ -17,6 +17,7 @@ import contextlib
 import random
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +29,6 @@ from gpustore.kvstores.buckets.authorization import Asked
 from gpustore.kvstores.buckets.listing import parse_xml
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
-from gpustore.runtime.cancel_token import CancelledError
 
 PART_NBYTES: Final = 16 << 20
 _MOST_PARTS: Final = 10_000

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import stat
 import time
 import zlib
@@ -63,7 +62,7 @@ def _read_text(path: str) -> str:
 
 def temporary_name(name: str) -> str:
     """Return a new name for a file that belongs to `name`; :func:`clean_up` recognises it."""
-    ending = f".{os.getpid()}-{_origin_tag()}{secrets.token_hex(4)}{LOCK_SUFFIX}"
+    ending = f".{os.getpid()}-{_origin_tag()}{os.urandom(4).hex()}{LOCK_SUFFIX}"
     room = _MAX_NAME_NBYTES - len(ending)
     encoded = os.fsencode(name)
     if len(encoded) > room:
