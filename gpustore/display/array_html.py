@@ -33,7 +33,11 @@ def array_html(store: Any) -> str:
         facts.append(("shards", _counted(store.shards, nshards)))
     if store.codec is not None:
         facts.append(("codecs", format_codecs(store.codec.to_json())))
-    size = "any" if store.dtype.array_dtype.hasobject else format_nbytes(store.nbytes)
+    size = (
+        "not known: elements have any length"
+        if store.dtype.array_dtype.hasobject
+        else format_nbytes(store.nbytes)
+    )
     facts += [("decoded size", size), ("read on", store.device)]
     return page("gpustore.TensorStore", _place(store), facts, picture(axes))
 

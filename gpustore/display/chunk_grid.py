@@ -130,8 +130,8 @@ def picture(axes: Sequence[Axis]) -> str:
     left = 0.0
     for drawing in drawings:
         if parts:
-            parts.append(_text(left + 8, height / 2, "x", "middle"))
-            left += 16
+            parts.append(_text(left + 14, height / 2, "\N{MULTIPLICATION SIGN}", "middle"))
+            left += 28
         parts.append(f'<g transform="translate({left:.1f} {(height - drawing.height) / 2:.1f})">')
         parts += [*drawing.parts, "</g>"]
         left += drawing.width
