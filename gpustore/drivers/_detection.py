@@ -19,6 +19,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore import registry
+from gpustore.drivers._absence import (
+    directory,
+    group_error,
+    is_group_document,
+    is_v2_group,
+    names_below,
+    names_like,
+    some_of,
+)
 from gpustore.drivers.base import FoundMetadata
 from gpustore.errors import (
     GpustoreError,
@@ -32,7 +41,6 @@ from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import adapted
 from gpustore.runtime.context import Context
-from gpustore.strict_json.near_names import near_names
 from gpustore.strict_json.parsing import quote
 from gpustore.url import UrlComponent
 
@@ -124,8 +132,6 @@ _OF_DIRECTORIES: Final = {
     "manifest.ocdbt": _Format("ocdbt", "an OCDBT database", "kvstores"),
 }
 _METADATA: Final = frozenset({".zarray", "zarr.json"})
-_SHOWN: Final = 5
-"""Number of other names in a directory that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +189,26 @@ def one_of(found: Found, store: KvStore) -> _Format:
     Raises
     ------
     PathNotFoundError
-        If there is nothing at the path; the message names the nearest names beside it.
+        If nothing is known to be at the path; the message names the nearest names beside it.
     MismatchError
-        If there is none, or more than one; the message lists the formats that were tried.
+        If there is none, or more than one; the message lists the formats that were tried. If it is
+        a group.
     UnsupportedError
         If its format has no driver.
     """
     where = store.driver.describe(store.path)
     formats = found.formats
     if not formats:
-        looked_for = found.looked_for
-        if found.is_directory and _is_group(store):
-            looked_for = (
-                "it is a Zarr v2 group, not an array; open one of the arrays in it, or the group "
-                "with gpustore.open_group"
-            )
-        elif found.is_directory:
-            below = _names_below(store)
-            if below == []:
-                raise PathNotFoundError(
-                    f"Failed to detect format for {where}: {looked_for}; there is nothing"
-                    f"{_near_names(store)}",
-                    key=store.path,
-                )
-            looked_for += _instead(below)
-        raise MismatchError(f"Failed to detect format for {where}: {looked_for}", key=store.path)
+        text = f"Failed to detect format for {where}: {found.looked_for}"
+        if found.is_directory and is_v2_group(store):
+            raise group_error(store, 2)
+        if found.is_directory:
+            below = names_below(store)
+            if not below:
+                nothing = "" if below is None else "; there is nothing"
+                raise PathNotFoundError(f"{text}{nothing}{names_like(store)}", key=store.path)
+            text += f"; there is {some_of(below)}"
+        raise MismatchError(text, key=store.path)
     usable = [format_ for format_ in formats if _kind(format_) is not None]
     if len(formats) > 1:
         names = ", ".join(format_.name for format_ in formats)
@@ -222,6 +223,8 @@ def one_of(found: Found, store: KvStore) -> _Format:
             "zarr3 arrays",
             key=store.path,
         )
+    if found.metadata is not None and is_group_document(found.metadata.value):
+        raise group_error(store, 3)
     return formats[0]
 
 
@@ -319,7 +322,7 @@ def _is_no_file(error: GpustoreError) -> bool:
 def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
     """Return the result for the path as a directory."""
     names = list(_OF_DIRECTORIES)
-    keys = [_directory(store) + name for name in names]
+    keys = [directory(store) + name for name in names]
     reads = [max_nbytes > 0 and name in _METADATA for name in names]
     read_at = time.time()
     columns = store.driver.read_many(
@@ -354,48 +357,3 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
         is_directory=True,
         metadata=metadata,
     )
-
-
-def _names_below(store: KvStore) -> list[str] | None:
-    """Return the names in a directory; None if it cannot be listed."""
-    if not store.driver.can_list:
-        return None
-    try:
-        return store.driver.list_names(_directory(store))
-    except GpustoreError:
-        return None
-
-
-def _instead(names: list[str] | None) -> str:
-    """Return the names in a directory as the end of a message; empty if they are unknown."""
-    if names is None:
-        return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"; there is {', '.join(quote(name) for name in names[:_SHOWN])}{more}"
-
-
-def _near_names(store: KvStore) -> str:
-    """Return names beside a path like its own, as the end of a message.
-
-    Only of local kvstores: a bucket may have millions of keys there.
-    """
-    above, _, name = store.path.rstrip("/").rpartition("/")
-    if not store.driver.is_local or not name:
-        return ""
-    try:
-        beside = store.driver.list_names(above + "/" if above else "")
-    except GpustoreError:
-        return ""
-    return near_names(name, [one.rstrip("/") for one in beside])
-
-
-def _is_group(store: KvStore) -> bool:
-    """Whether the path is that of a Zarr v2 group: no format of its own, but worth naming."""
-    request = ReadRequest([_directory(store) + ".zgroup"], start=[0], stop=[0])
-    return store.driver.read_many(request).state[0] is ReadState.VALUE
-
-
-def _directory(store: KvStore) -> str:
-    """Return the path, with a slash behind it unless it is empty."""
-    path = store.path
-    return path if not path or path.endswith("/") else path + "/"

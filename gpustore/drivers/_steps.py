@@ -24,6 +24,7 @@ import numpy as np
 from gpustore.backends.native.job import MISSING
 from gpustore.backends.selection import for_objects
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.drivers._absence import is_v2_group, names_like
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._read_ahead import read_ahead, wait
 from gpustore.drivers._remembered import created, described
@@ -37,7 +38,7 @@ from gpustore.errors import (
     ConflictError,
     GpustoreError,
     MetadataError,
-    NotFoundError,
+    PathNotFoundError,
     prefixing,
 )
 from gpustore.hierarchy.nodes import Hierarchy
@@ -173,9 +174,7 @@ class Steps:
                 if found is not None:
                     return found, self._checked(found)
                 if not self.mode.create:
-                    raise NotFoundError(
-                        f"Metadata at {self.file.name} does not exist", key=self.file.key
-                    )
+                    raise self._nothing_there()
             elif not self.mode.delete_existing and self._stored() is not None:
                 raise self._already_exists()
             try:
@@ -224,6 +223,14 @@ class Steps:
                 if cache is not None:
                     cache.forget_range(driver.identity, path)
             self.setting.device_pool.forget_range(driver.identity, path)
+
+    def _nothing_there(self) -> PathNotFoundError:
+        text = f"Metadata at {self.file.name} does not exist"
+        if self.format.zarr_format == 2 and is_v2_group(self.store):
+            text += "; it is a Zarr v2 group, which gpustore.open_group opens"
+        else:
+            text += names_like(self.store)
+        return PathNotFoundError(text, key=self.file.key, status="NOT_FOUND")
 
     def _already_exists(self) -> AlreadyExistsError:
         return AlreadyExistsError(

@@ -6,9 +6,16 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpustore.drivers._absence import names_like
 from gpustore.drivers._detection import through_adapters
 from gpustore.drivers.base import OpenMode, open_kvstore
-from gpustore.errors import MetadataError, MismatchError, NotFoundError, prefixing
+from gpustore.errors import (
+    MetadataError,
+    MismatchError,
+    NotFoundError,
+    PathNotFoundError,
+    prefixing,
+)
 from gpustore.front.group import Group, create_node, open_node
 from gpustore.front.group_access import GroupAccess, hierarchy_at
 from gpustore.front.spec import Spec
@@ -138,9 +145,11 @@ def open_group(
         if mode.open:
             try:
                 return open_node(hierarchy, how, whole, use_consolidated=use_consolidated)
-            except NotFoundError:
+            except NotFoundError as error:
                 if not mode.create:
-                    raise
+                    raise _not_there(
+                        error, KvStore(store.driver, hierarchy.prefix(whole))
+                    ) from None
         return create_node(hierarchy, how, whole, given, mode)
 
     if base.driver.is_local and not mode.create:
@@ -179,6 +188,11 @@ def _place(spec: Any) -> tuple[KvStore.Spec, int | None, str]:
     return kvstore, _FORMATS[driver.id], join(inner, below)
 
 
+def _not_there(error: NotFoundError, place: KvStore) -> PathNotFoundError:
+    """Return the error of a missing group with names like that of its place."""
+    return PathNotFoundError(f"{error.text}{names_like(place)}", key=error.key, status=error.status)
+
+
 def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
     """Return the format of what is at a path; 0 if there is nothing and it may be created.
 
@@ -208,7 +222,10 @@ def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
             )
         if not formats and not mode.create:
             names = " or ".join(f'"{name}"' for name in _DOCUMENTS if name != ".zarray")
-            raise NotFoundError(
-                f"No group at {where}: looked for {names} in it and found neither", key=prefix
+            raise _not_there(
+                NotFoundError(
+                    f"No group at {where}: looked for {names} in it and found neither", key=prefix
+                ),
+                KvStore(store.driver, prefix),
             )
     return formats.pop() if formats else 0

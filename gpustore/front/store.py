@@ -17,7 +17,7 @@ from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_spec import opened_spec
 from gpustore.front.shown_array import ShownArray
 from gpustore.front.spec import Spec
-from gpustore.index_space import IndexTransform
+from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
@@ -70,12 +70,12 @@ class TensorStore(ShownArray):
         try:
             return self._through(self._transform[index])
         except OutOfBoundsError as error:
-            raise error.suffixed(self._about_bounds()) from None
+            raise self._about_bounds(error, self.domain) from None
 
-    def _about_bounds(self) -> str:
-        """Say how indices count here, for users of NumPy; only for domains of finite size."""
-        return (
-            f"; the domain is {self.domain}, and indices are its coordinates: use store.numpy[...] "
+    def _about_bounds(self, error: OutOfBoundsError, domain: IndexDomain) -> OutOfBoundsError:
+        """Return the error with how indices count here, for users of NumPy."""
+        return error.suffixed(
+            f"; the domain is {domain}, and indices are its coordinates: use store.numpy[...] "
             "for negative and clipped indices as in NumPy, or store.translate_to[0] to count from 0"
         )
 
@@ -154,6 +154,9 @@ class TensorStore(ShownArray):
             plain = out is None and stream is None and order == "C"
             output = NEW if plain else Output(out, order, stream)
             return self._driver.read(self._transform, output, batch)
+        except OutOfBoundsError as error:
+            # Of an index beyond an implicit bound, which the array may have grown past meanwhile.
+            raise self._about_bounds(error, self._driver.domain) from None
         finally:
             CURRENT.operation = outer
 
@@ -281,7 +284,10 @@ class TensorStore(ShownArray):
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         check_batch(batch, open=False)
-        return operation(lambda: self._write(source, batch), WriteOperation)
+        try:
+            return operation(lambda: self._write(source, batch), WriteOperation)
+        except OutOfBoundsError as error:
+            raise self._about_bounds(error, self._driver.domain) from None
 
     def _write(self, source: Any, batch: Batch | None) -> WriteFutures:
         if isinstance(source, TensorStore):

@@ -336,6 +336,9 @@ class Future(Generic[T]):
     def __getitem__(self, index: object) -> Any:
         raise TypeError(f"a Future cannot be indexed, but its result may: {_CALL_RESULT}")
 
+    def __setitem__(self, index: object, value: object) -> None:
+        raise TypeError(f"a Future cannot be written to, but its result may: {_CALL_RESULT}")
+
     def __array__(self, dtype: object = None, copy: object = None) -> Any:
         raise TypeError(f"a Future is not an array, but its result may be: {_CALL_RESULT}")
 

@@ -226,9 +226,18 @@ def test_both_kinds_of_groups_are_named_in_the_error(tmp_path):
     for zarr_format in (2, 3):
         path = f"{tmp_path}/{zarr_format}"
         gpustore.open_group(path, create=True, zarr_format=zarr_format).result()
-        with pytest.raises(ValueError, match=r"group with gpustore\.open_group") as caught:
+        group = gpustore.open_group(path).result()
+        for name in ("raw", "labels"):
+            group.create_group(name).result()
+        with pytest.raises(MismatchError) as caught:
             gpustore.open(path).result()
-        assert str(caught.value).startswith('FAILED_PRECONDITION: Error opening "auto" driver: ')
+        assert str(caught.value) == (
+            f'FAILED_PRECONDITION: Error opening "auto" driver: local file "{path}" is a Zarr '
+            f"v{zarr_format} group, not an array: open the group with gpustore.open_group, or a "
+            'member of it: "labels", "raw"'
+        )
+        with pytest.raises(ValueError, match=r"gpustore\.open_group") as caught:
+            gpustore.open(f"{path}|zarr{zarr_format}:").result()
 
 
 def test_a_part_of_an_array_is_told_from_the_array(tmp_path):

@@ -266,6 +266,15 @@ def test_the_same_place_in_every_form(root, place, zarr_format):
     assert gpustore.open_group(root["ct"].url).result() == root["ct"]
 
 
+@pytest.mark.parametrize("suffix", ["", "|zarr2:", "|zarr3:"])
+def test_a_typo_in_the_path_of_a_group_is_a_missing_file(tmp_path, suffix):
+    gpustore.open_group(tmp_path / "scan.zarr", create=True).result()
+    for place in ("scn.zarr", "scan.zar/"):
+        with pytest.raises(FileNotFoundError, match=r'; did you mean "scan\.zarr"\?$') as error:
+            gpustore.open_group(f"{tmp_path}/{place}{suffix}").result()
+        assert isinstance(error.value, gpustore.NotFoundError)
+
+
 def test_members_as_those_of_a_mapping(root):
     fill(root)
     ct = root["ct"]

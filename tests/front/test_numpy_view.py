@@ -161,3 +161,19 @@ def test_negative_indices_name_the_ways_out():
             gpustore.OutOfBoundsError, match=domain + r".*store\.numpy.*translate_to\[0\]"
         ):
             store[index]
+
+
+def test_indices_beyond_an_implicit_bound_name_the_ways_out_when_they_are_used():
+    store = gpustore.array(counted((4, 5)))
+    resizable = gpustore.open(
+        "memory://b/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[4, 5]
+    ).result()
+    ways = r"the domain is \{ \[0, 4\*?\), \[0, 5\*?\) \}.*store\.numpy.*translate_to\[0\]"
+    for use in (
+        lambda: store[4],
+        lambda: resizable[4].read(),
+        lambda: resizable[[0, 9]].read(),
+        lambda: resizable[4].write(1),
+    ):
+        with pytest.raises(gpustore.OutOfBoundsError, match=ways):
+            use()

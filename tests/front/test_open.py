@@ -11,6 +11,7 @@ import tensorstore as ts
 import gpustore
 from gpustore.backends.selection import missing_for_cuda
 from tests.drivers.parity import LIBRARIES, agree, both, check, description, files, outcome
+from tests.kvstores.http.http_server import HttpServer
 from tests.matrix import each
 
 ZARR3 = {
@@ -579,6 +580,31 @@ def test_errors_of_the_store_come_through_the_future(stored):
     with pytest.raises(FileNotFoundError):
         future.result()
     assert isinstance(future.exception(), gpustore.PathNotFoundError)
+
+
+@pytest.mark.parametrize("driver", ["", "|zarr2:", "|zarr3:"])
+@pytest.mark.parametrize("place", ["volum.zarr", "dta/volume.zarr", "data/volume.zar/"])
+def test_a_typo_anywhere_in_a_path_is_a_missing_file(tmp_path, place, driver):
+    for name in ("volume.zarr", "data/volume.zarr"):
+        gpustore.save(tmp_path / name, [1])
+    with pytest.raises(
+        FileNotFoundError, match=r'; did you mean "(volume\.zarr|data)"\?$'
+    ) as error:
+        gpustore.open(f"{tmp_path}/{place}{driver}").result()
+    assert isinstance(error.value, gpustore.NotFoundError)
+
+
+def test_a_typo_in_memory_and_on_a_web_server_is_a_missing_file():
+    context = gpustore.Context()
+    gpustore.open(
+        "memory://a/volume/|zarr3:", create=True, dtype="bool", shape=[1], context=context
+    ).result()
+    with pytest.raises(FileNotFoundError, match=r'did you mean "volume"\?$'):
+        gpustore.open("memory://a/volum/", context=context).result()
+    with HttpServer({}) as server:
+        for place in ("a", "a/", "a|zarr3:"):
+            with pytest.raises(FileNotFoundError):
+                gpustore.open(f"{server.url}/{place}").result()
 
 
 def test_a_path_that_is_not_there_names_those_like_it(tmp_path):

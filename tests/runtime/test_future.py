@@ -607,6 +607,7 @@ def test_a_task_that_was_claimed_when_ctrl_c_came_is_cancelled(use):
         np.asarray,
         lambda future: np.add(future, 1),
         lambda future: list(future),
+        lambda future: future.__setitem__(0, 1),
     ],
 )
 def test_a_future_that_is_taken_for_its_result_names_the_call(use):
