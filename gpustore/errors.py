@@ -302,6 +302,14 @@ class ForkError(DeviceError):
     kind = "fork"
 
 
+class NetworkWarning(UserWarning):
+    """A server has not been reached for two seconds, and is tried on.
+
+    Raised once for each server of a process. The text says what has failed, how long it is tried,
+    and where to set that.
+    """
+
+
 class DeviceWarning(UserWarning):
     """A library of a GPU is missing or failed its self-test, and reads are slower for that.
 

@@ -1,6 +1,6 @@
 """``http_request_timeouts``: time limits of requests of the http, s3 and gcs kvstores.
 
-JSON: ``{"connect": "10s", "idle": "30s", "total": "120s"}`` (the defaults):
+JSON: ``{"connect": "10s", "idle": "30s", "total": "120s", "reach": "10s"}`` (the defaults):
 
 ===========  ===================================================================================
 ``connect``  to open a connection, look-up of the host's name and TLS handshake included
@@ -8,6 +8,8 @@ JSON: ``{"connect": "10s", "idle": "30s", "total": "120s"}`` (the defaults):
 ``total``    for a request with all its repetitions; every 64 KiB that arrive add a second, so a
              long transfer is not cut, and one that drips is. Bytes that a server without ranges
              sends before the range add nothing
+``reach``    for a request with all its repetitions as long as this process has never had a
+             connection to the server: a wrong address is told from a short outage
 ===========  ===================================================================================
 
 TensorStore has no such resource, and no such limits.
@@ -30,6 +32,7 @@ class Timeouts:
     connect_s: float
     idle_s: float
     total_s: float
+    reach_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,10 @@ class _Config:
     connect: Duration
     idle: Duration
     total: Duration
+    reach: Duration
 
 
-_DEFAULT = _Config(*map(parse_duration, ("10s", "30s", "120s")))
+_DEFAULT = _Config(*map(parse_duration, ("10s", "30s", "120s", "10s")))
 
 
 class _HttpRequestTimeoutsType(ResourceType[_Config, Timeouts]):

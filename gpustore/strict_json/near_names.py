@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gpustore.strict_json.parsing import quote
 
-_MOST_COMPARED = 10_000
+_MOST_COMPARED = 1_000
 """Most names that are compared, 0.1 ms each."""
 
 

@@ -11,7 +11,7 @@ import pytest
 import gpustore
 from gpustore.backends.native import library
 from gpustore.drivers import _read_ahead
-from gpustore.errors import MetadataError, NotFoundError, StoreIOError
+from gpustore.errors import MetadataError, PathNotFoundError, StoreIOError
 from tests.matrix import each
 
 needs_core = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
@@ -84,7 +84,7 @@ def test_each_array_raises_its_own_error(driver, tmp_path):
     futures = {key: gpustore.open(spec) for key, spec in specs.items()}
     assert {key: outcome(future) for key, future in futures.items()} == alone
     assert {alone[key] for key in ("good", "long", "last")} == {(4,)}
-    assert alone["missing"][0] is NotFoundError
+    assert alone["missing"][0] is PathNotFoundError
     assert alone["wrong"][0] is MetadataError
     assert alone["fifo"][0] is StoreIOError
 

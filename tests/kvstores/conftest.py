@@ -1,5 +1,8 @@
 """Servers that tests of several kvstores stand on, one for each module."""
 
+import select
+import socket
+
 import pytest
 
 from tests.kvstores.gcs.gcs_server import GcsServer
@@ -22,3 +25,26 @@ def gcs():
 def short_parts(monkeypatch):
     """Values of 100 bytes are written in parts."""
     monkeypatch.setattr("gpustore.kvstores.buckets.bucket.WHOLE_NBYTES", 99)
+
+
+@pytest.fixture
+def silent():
+    """An address that answers no attempt to connect."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = []
+        for _ in range(50):
+            one = socket.socket()
+            waiting.append(one)
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+            poll = select.poll()
+            poll.register(one, select.POLLOUT)
+            if not poll.poll(200):
+                break
+        else:
+            pytest.skip("this system accepts any number of connections")
+        yield listener.getsockname()
+        for one in waiting:
+            one.close()

@@ -12,13 +12,19 @@ def test_json_keeps_what_is_not_the_default():
     json = {"connect": "10s", "idle": "500ms"}
     resource = Context({ID: json})[ID]
     assert resource.to_json() == {"idle": "500ms"}
-    assert resource.to_json(True) == {"connect": "10s", "idle": "500ms", "total": "2m"}
+    assert resource.to_json(True) == {
+        "connect": "10s",
+        "idle": "500ms",
+        "reach": "10s",
+        "total": "2m",
+    }
     assert resource_json(ID, resource.to_json(True)) == {"idle": "500ms"}
 
 
 def test_value_is_in_seconds():
     value = Context({ID: {"idle": "250ms", "total": "inf"}})[ID].value
     assert (value.connect_s, value.idle_s, value.total_s) == (10, 0.25, float("inf"))
+    assert value.reach_s == 10
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from gpustore.resources.http_request_timeouts import Timeouts
 
 T = TypeVar("T")
 
-_NEAR: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0)
+_NEAR: Final = Timeouts(connect_s=2.0, idle_s=5.0, total_s=15.0, reach_s=5.0)
 """Upper bounds for services without TLS, which are on the same machine or network."""
 
 _NEAR_RETRIES: Final = 3

@@ -5,7 +5,8 @@
 3. A transient failure (no connection, a lost one, a body that is too short, status 408, 429, 500,
    502, 503, 504) is retried after a pause of random length, at least as long as
    ``Retry-After`` says; a connection that the server closed while it was idle, at once.
-4. Every wait has an end: to connect, for the next byte, and for a request with all repetitions.
+4. Every wait has an end: to connect, for the next byte, and for a request with all repetitions,
+   which is near as long as the process has never had a connection to the server.
 
 Nothing follows a redirect to another origin, and no message holds a query or a header field, but
 those that say what the body is.
@@ -14,18 +15,20 @@ those that say what the body is.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import select
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
-from gpustore.errors import GpustoreError, StoreIOError
+from gpustore.errors import GpustoreError, NetworkWarning, StoreIOError
 from gpustore.kvstores.http.connection import Connection, Lost, Steps
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse, Origin
 from gpustore.kvstores.http.pool import POOL
@@ -38,13 +41,21 @@ from gpustore.runtime.statistics import STATISTICS
 PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses of transient failures (RFC 9110, section 15; 429: RFC 6585, section 4)."""
 
+_REACH: Final = '(member "reach" of the context resource "http_request_timeouts")'
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 5
 _LONGEST_RETRY_AFTER_S: Final = 30.0
 _NBYTES_PER_S: Final = 1 << 16
 """Bytes sent or received that extend the deadline of a request by one second."""
+_WARNED_S: Final = 2.0
+"""Seconds after which there is a warning about a server that has never been reached."""
 _TICK_S: Final = 0.25
 """Seconds between a waiting thread's checks for cancellation and for expired deadlines."""
+
+_reached: Final[set[Origin]] = set()
+"""Origins to which this process, or the one that it was forked from, has had a connection."""
+_warned: Final[set[Origin]] = set()
+"""Origins about which there was a warning."""
 
 
 class HttpClient:
@@ -172,7 +183,10 @@ class _Round:
         self._wanted = CancelToken.current()
         self._checked = 0.0
         timeouts = client.timeouts
-        self._tick_ms = 1000 * min(_TICK_S, timeouts.connect_s, timeouts.idle_s, timeouts.total_s)
+        self._tick_ms = 1000 * min(_TICK_S, *astuple(timeouts))
+        self._is_reached = client.origin in _reached
+        self._begun = math.inf  # Time of the first attempt.
+        self._failure = ""
 
     def run(self) -> list[HttpResponse | GpustoreError]:
         try:
@@ -181,10 +195,38 @@ class _Round:
                 self._begin()
                 if self._active:
                     self._drive()
+                if not self._has_reached():
+                    self._warn()
         finally:
             for job in list(self._active.values()):
                 self._leave(job, reusable=False)
         return [result for result in self._results if result is not None]
+
+    def _has_reached(self) -> bool:
+        """Return whether there has ever been a connection to the server."""
+        if not self._is_reached:
+            self._is_reached = self._client.origin in _reached
+        return self._is_reached
+
+    def _reach(self) -> None:
+        """Note that there is a connection to the server."""
+        self._is_reached = True
+        _reached.add(self._client.origin)
+
+    def _warn(self) -> None:
+        """Warn once if the server has not been reached for long."""
+        origin, limit_s = self._client.origin, self._client.timeouts.reach_s
+        waited_s = time.monotonic() - self._begun
+        if origin in _warned or waited_s < min(_WARNED_S, limit_s / 4):
+            return
+        _warned.add(origin)
+        failure = self._failure or "no answer yet"
+        warnings.warn(
+            f"{origin} has not been reached for {waited_s:.1f} s: {failure}; it is tried for "
+            f"{limit_s:g} s {_REACH}",
+            NetworkWarning,
+            stacklevel=2,
+        )
 
     def _refill(self) -> None:
         """Make a job of the next request if none is ready."""
@@ -209,6 +251,7 @@ class _Round:
         now = time.monotonic()
         if job.begun < 0:
             job.begun = now
+            self._begun = min(self._begun, now)
         job.attempts += 1
         job.attempted_at = now
         job.connection = POOL.take(self._client.origin)
@@ -238,18 +281,22 @@ class _Round:
     def _deadline(self, job: _Job) -> float:
         moved = 0 if job.connection is None else job.connection.moved
         earned = job.extra_s + moved / _NBYTES_PER_S
-        return job.begun + self._client.timeouts.total_s + earned
+        timeouts = self._client.timeouts
+        if not self._has_reached():
+            return job.begun + min(timeouts.reach_s, timeouts.total_s)
+        return job.begun + timeouts.total_s + earned
 
     def _expire(self, job: _Job, now: float) -> None:
         timeouts = self._client.timeouts
         assert job.connection is not None
         sent = job.connection.connected
-        if self._deadline(job) <= now:
+        if sent and self._deadline(job) <= now:
             text = f"no complete response within {timeouts.total_s:g} s"
         elif sent:
             text = f"no data for {timeouts.idle_s:g} s"
         else:
-            text = f"no connection within {timeouts.connect_s:g} s"
+            waited_s = min(timeouts.connect_s, now - job.attempted_at)
+            text = f"no connection within {waited_s:.3g} s"
             job.connection.blame_address()
         text += ' (see the context resource "http_request_timeouts")'
         self._leave(job, reusable=False)
@@ -288,6 +335,8 @@ class _Round:
             self._poll.modify(fd, wanted)
         job.wanted = wanted
         if connection.connected:
+            if not self._is_reached:
+                self._reach()
             job.until = time.monotonic() + self._client.timeouts.idle_s
         else:
             job.until = job.attempted_at + self._client.timeouts.connect_s
@@ -304,6 +353,8 @@ class _Round:
         connection, job.connection, job.steps = job.connection, None, None
         if connection is None:
             return
+        if connection.connected and not self._is_reached:
+            self._reach()
         job.extra_s += connection.moved / _NBYTES_PER_S
         if not reusable:
             connection.reusable = False
@@ -361,6 +412,7 @@ class _Round:
     ) -> None:
         """Repeat, or give up."""
         now = time.monotonic()
+        self._failure = str(error)
         job.lost |= error.sent
         if error.stale:
             # A connection that was closed while idle is no failed attempt.
@@ -385,6 +437,9 @@ class _Round:
         if failed > 1:
             took = now - job.begun
             text = f"All {failed - 1} retry attempts failed, within {took:.1f} s: {text}"
+        if failed <= retries.max_retries and not self._has_reached():
+            limit_s = self._client.timeouts.reach_s
+            text += f"; the server was never reached, and is tried for {limit_s:g} s {_REACH}"
         self._results[job.index] = StoreIOError(text, status=status)
 
 

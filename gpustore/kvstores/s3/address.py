@@ -31,7 +31,7 @@ _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Names of regions, of servers other than Amazon too; they are part of hosts and header fields."""
 
 _RETRIES: Final = Retries(1, 0.1, 1.0)
-_TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0)
+_TIMEOUTS: Final = Timeouts(5.0, 5.0, 10.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)

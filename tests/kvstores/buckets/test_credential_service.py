@@ -12,7 +12,7 @@ from tests.kvstores.http.http_server import HttpServer
 
 
 def test_refusal_is_told_to_the_thread_that_was_refused():
-    services = CredentialServices(Retries(0, 0.1, 0.1), Timeouts(5.0, 5.0, 5.0), "keyless")
+    services = CredentialServices(Retries(0, 0.1, 0.1), Timeouts(5.0, 5.0, 5.0, 5.0), "keyless")
 
     def fetch():
         services.send("GET", f"{server.url}/missing", {}, None)

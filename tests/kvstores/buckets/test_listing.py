@@ -36,7 +36,7 @@ def listing(server):
         Origin("http", "127.0.0.1", server.port),
         permits=Permits(1),
         retries=Retries(0, 0.0, 0.0),
-        timeouts=Timeouts(10.0, 10.0, 100.0),
+        timeouts=Timeouts(10.0, 10.0, 100.0, 10.0),
     )
     return Listing(
         client, lambda asked: (HttpRequest(m, f"{path}?{query}") for m, path, query in asked), "/b"

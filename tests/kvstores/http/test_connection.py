@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import select
 import socket
 import threading
 
@@ -331,29 +330,6 @@ def test_address_cannot_add_anything_to_a_request(server, path):
 
 
 # ------------------------------------------------------------------------- addresses
-
-
-@pytest.fixture
-def silent():
-    """An address that answers no attempt to connect."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        waiting = []
-        for _ in range(50):
-            one = socket.socket()
-            waiting.append(one)
-            one.setblocking(False)
-            one.connect_ex(listener.getsockname())
-            poll = select.poll()
-            poll.register(one, select.POLLOUT)
-            if not poll.poll(200):
-                break
-        else:
-            pytest.skip("this system accepts any number of connections")
-        yield listener.getsockname()
-        for one in waiting:
-            one.close()
 
 
 def test_address_that_does_not_answer_is_not_tried_again_first(server, silent, monkeypatch):
