@@ -303,8 +303,8 @@ def advise(
     chunk = chunk_extents(store, "read_chunk")
     faster = grouped.crops_per_second / max(single.crops_per_second, 1e-9)
     if single.crops < 20:
-        sentences.append(f"Only {single.crops} crops were read: more --seconds say more.")
-    if faster >= 1.2:
+        sentences.append(f"Crops read: {single.crops}, too few for a speed; --seconds reads more.")
+    elif faster >= 1.2:
         sentences.append(
             f"{group} crops in one call of read_many were {faster:.1f} times as fast as one by one."
         )
@@ -312,8 +312,8 @@ def advise(
         smaller = [max(1, min(c, n // 2 or 1)) for c, n in zip(chunk, shape, strict=True)]
         advice = f"`gpustore copy --chunks {','.join(map(str, smaller))}` makes smaller ones."
         sentences.append(
-            f"Each byte of a crop takes {grouped.decoded_per_byte:.1f} decoded bytes, because "
-            f"chunks of {format_shape(chunk)} are large for crops of {format_shape(shape)}: "
+            f"Each byte of a crop takes {grouped.decoded_per_byte:.1f} decoded bytes: chunks "
+            f"of {format_shape(chunk)} are large for crops of {format_shape(shape)}; "
             f"{advice if smaller != list(chunk) else 'larger groups decode less.'}"
         )
     decodes = single.chunks / max(1, touched)

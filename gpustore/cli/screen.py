@@ -7,6 +7,7 @@ found. rich itself honours ``NO_COLOR``.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _LINE_EVERY_S = 10.0
+
+_NARROW = 20
+_FOLDING: Any = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 
 
 def missing_library(error: ModuleNotFoundError) -> CommandError:
@@ -84,26 +88,30 @@ class Screen:
 
     def entry(self, mark: tuple[str, str], name: str, lines: Sequence[str]) -> None:
         """Print a mark with its style, a name, and lines behind it, folded at spaces."""
-        from rich.text import Text
-
         indent = len(mark[0]) + len(name)
-        room = max(20, self.width - indent)
+        room = max(_NARROW, self.width - indent)
         self._console.print(mark[0], style=mark[1], end="")
         self._console.print(name, style="cyan", end="")
-        folded = [one for line in lines for one in Text(line).wrap(self._console, room)]
+        folded = [one for line in lines for one in textwrap.wrap(line, room, **_FOLDING)]
         for number, one in enumerate(folded):
-            self.line(" " * (indent if number else 0) + one.plain.rstrip())
+            self.line(" " * (indent if number else 0) + one)
 
     def show(self, drawing: Any) -> None:
         """Print something that rich can draw."""
         self._console.print(drawing, end="")
 
     def facts(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
-        """Print a title, then a name and a value on each line."""
+        """Print a title, then a name and a value on each line; a terminal folds long values."""
         self.line(title, style="bold")
         for name, value in lines_of(facts):
-            self._console.print(f"  {name}  ", style="cyan", end="", soft_wrap=True)
-            self.line(value)
+            room = self.width - len(name) - 4
+            folded = [value]
+            if self._console.is_terminal and room >= _NARROW:
+                folded = textwrap.wrap(value, room, **_FOLDING) or [""]
+            for number, line in enumerate(folded):
+                shown = " " * len(name) if number else name
+                self._console.print(f"  {shown}  ", style="cyan", end="", soft_wrap=True)
+                self.line(line)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a small table; all columns except the first are numbers."""

@@ -46,8 +46,8 @@ def element_ranges(index: Sequence[int | slice], shape: Sequence[int]) -> list[r
 def format_index(index: Sequence[int | range], shape: Sequence[int]) -> str:
     """Format an index as ``--index`` takes it.
 
-    >>> format_index([3, range(0, 8), range(2, 6, 2)], [9, 8, 7])
-    '3,:,2:6:2'
+    >>> format_index([3, range(0, 8), range(2, 6, 2), range(4, -1, -1)], [9, 8, 7, 5])
+    '3,:,2:6:2,::-1'
     """
     return ",".join(_word(one, extent) for one, extent in zip(index, shape, strict=True))
 
@@ -55,7 +55,7 @@ def format_index(index: Sequence[int | range], shape: Sequence[int]) -> str:
 def _word(one: int | range, extent: int) -> str:
     if isinstance(one, int):
         return str(one)
-    if one == range(extent):
-        return ":"
-    stop = "" if one.stop < 0 else str(one.stop)
-    return f"{one.start}:{stop}" + (f":{one.step}" if one.step != 1 else "")
+    first, end = (0, extent) if one.step > 0 else (extent - 1, -1)
+    start = "" if one.start == first else str(one.start)
+    stop = "" if one.stop == end else str(one.stop)
+    return f"{start}:{stop}" + (f":{one.step}" if one.step != 1 else "")

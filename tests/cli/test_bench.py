@@ -33,7 +33,7 @@ def test_for_programs(gpustore_command, volume):
     assert single["bytes_returned"] == grouped["bytes_returned"] == 1024
     assert single["chunks"] == facts["different_chunks"]
     assert single["bytes_decoded"] == 1024 * single["chunks"]
-    assert facts["advice"][0] == "Only 1 crops were read: more --seconds say more."
+    assert facts["advice"][0] == "Crops read: 1, too few for a speed; --seconds reads more."
 
 
 def test_for_people(gpustore_command, volume):
@@ -66,7 +66,7 @@ def test_advice(volume):
     assert sentences[0] == (
         "32 crops in one call of read_many were 2.0 times as fast as one by one."
     )
-    assert "takes 20.0 decoded bytes, because chunks of 8 x 8 x 8 are large" in sentences[1]
+    assert "takes 20.0 decoded bytes: chunks of 8 x 8 x 8 are large" in sentences[1]
     assert "`gpustore copy --chunks 2,2,2` makes smaller ones." in sentences[1]
     assert "decoded 3.0 times on average, in groups 1.5 times" in sentences[2]
     assert sentences[3] == "10% of the chunks are not stored and cost next to nothing."

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -89,10 +90,21 @@ def machine_of(page):
         yield {"STORAGE_EMULATOR_HOST": server.url}
 
 
+def as_python(language, text):
+    """What a block does: of a console, the lines with commands of gpustore."""
+    if language != "console":
+        return text if language == "python" else ""
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("gpustore ")]
+    run = "from gpustore.cli.main import main\n"
+    return run + "\n".join(f"assert main({words[1:]}) == 0" for words in lines)
+
+
 @each("page", PAGES)
 def test_every_python_block_runs(page, runner, tmp_path):
     code = [text for language, text in blocks(page) if language == "python"]
     assert len(code) >= 4
+    if page.stem == "command-line":
+        code = [as_python(language, text) for language, text in blocks(page)]
     guest = GUESTS.get(page.stem)
     if guest is not None and importlib.util.find_spec(guest) is None:
         return
@@ -112,7 +124,7 @@ def test_blocks_name_their_language(page):
 
 
 def test_pages_are_listed_and_links_lead_somewhere():
-    listed = re.findall(r"\]\((\w+\.md)\)", INDEX.read_text(encoding="utf-8"))
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", INDEX.read_text(encoding="utf-8"))
     assert sorted(set(listed)) == [page.name for page in PAGES]
     for page in (INDEX, *PAGES):
         links = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
