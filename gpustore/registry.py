@@ -140,10 +140,6 @@ def guest(library: str) -> Any:
     ModuleNotFoundError
         If the library is not installed; the message has the command that installs it.
     """
-    if not is_installed(library):
-        raise ModuleNotFoundError(
-            f"{library} is not installed: python -m pip install 'gpustore[{library}]'", name=library
-        )
     return importlib.import_module(f"gpustore.interop.{library}")
 
 

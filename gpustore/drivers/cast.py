@@ -46,8 +46,7 @@ from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
-from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import attributed
+from gpustore.runtime.then import then
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -174,7 +173,7 @@ class CastDriver(Unexplained):
             backend.convert(elements, decode, memory)
             return output.filled(memory)
 
-        return _then(read(output=output._replace(array=None)), convert, self.executor)
+        return then(read(output=output._replace(array=None)), convert, self.executor)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Convert `source`, then write to the base."""
@@ -201,31 +200,6 @@ class CastDriver(Unexplained):
         if not self.writable:
             raise MetadataError("Destination does not support writing.")
         return replace(self, base=self.base.resize(transform, request))
-
-
-def _then(future: Future[Any], convert: Callable[[Any], Any], executor: Executor) -> Future[Any]:
-    """Return a Future of `convert` applied to the result of another."""
-    if future.is_deferred:
-        # The thread that asks for this result also reads.
-        return Future.deferred(lambda: convert(future.result()), executor)
-    promise: Promise[Any]
-    promise, result = Promise.new()
-
-    def run(done: Future[Any]) -> None:
-        # A batch replaces the statistics by those of all reads that it merged.
-        result._statistics = done._statistics
-        try:
-            promise.set_result(attributed(done._statistics, lambda: convert(done.result())))
-        except BaseException as error:
-            promise.set_exception(error)
-
-    def cancel(done: Future[Any]) -> None:
-        if done.cancelled():
-            future.cancel()
-
-    result.add_done_callback(cancel)
-    future.add_done_callback(lambda done: executor.execute(partial(run, done)))
-    return result
 
 
 def cast_driver(

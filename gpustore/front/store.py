@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from gpustore.backends.base import NEW, Output
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
+from gpustore.front.array_library import Library, given_to
 from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_spec import opened_spec
@@ -107,6 +109,7 @@ class TensorStore(ShownArray):
         batch: Batch | None = None,
         out: Any = None,
         stream: Any = None,
+        to: Library | None = None,
     ) -> Future[Any]:
         """Read the elements of the domain.
 
@@ -127,6 +130,10 @@ class TensorStore(ShownArray):
             ``__cuda_stream__``, or its address), by default CuPy's current one. Work that the
             stream received before this call is done first. Stores in host memory ignore it, so
             that one program runs with ``device="auto"`` anywhere.
+        to : {"numpy", "cupy", "torch", "jax"}, optional
+            Library of the array; by default NumPy, or CuPy for a store on a GPU. Arrays of PyTorch
+            and JAX are in the memory that the store reads into and have its data type exactly;
+            JAX copies what is not aligned to 64 bytes. ``"numpy"`` copies from a GPU to the host.
 
         Returns
         -------
@@ -139,6 +146,8 @@ class TensorStore(ShownArray):
         ------
         OutOfBoundsError, LimitError, MismatchError, TypeError
             Immediately.
+        UnsupportedError, ModuleNotFoundError
+            Immediately, if the library `to` lacks the data type or the memory, or is not installed.
         CorruptChunkError, StoreIOError
             Through the Future; the message names the key.
         """
@@ -153,7 +162,10 @@ class TensorStore(ShownArray):
         try:
             plain = out is None and stream is None and order == "C"
             output = NEW if plain else Output(out, order, stream)
-            return self._driver.read(self._transform, output, batch)
+            if to is None:
+                return self._driver.read(self._transform, output, batch)
+            output, hand_over = given_to(to, self._driver, output, self.shape)
+            return hand_over(self._driver.read(self._transform, output, batch))
         except OutOfBoundsError as error:
             # Of an index beyond an implicit bound, which the array may have grown past meanwhile.
             raise self._about_bounds(error, self._driver.domain) from None
@@ -168,6 +180,7 @@ class TensorStore(ShownArray):
         order: str = "C",
         out: Any = None,
         stream: Any = None,
+        to: Library | None = None,
     ) -> Future[Any]:
         """Read many crops of one shape; a chunk that several crops touch is decoded once.
 
@@ -188,6 +201,8 @@ class TensorStore(ShownArray):
             Array to fill and return in place of a new one; see :meth:`read`.
         stream : object, optional
             CUDA stream that used `out` last; see :meth:`read`.
+        to : {"numpy", "cupy", "torch", "jax"}, optional
+            Library of the array; see :meth:`read`.
 
         Returns
         -------
@@ -200,7 +215,7 @@ class TensorStore(ShownArray):
         OutOfBoundsError
             Immediately, if a crop is not inside the domain; the message names the row of `starts`.
         UnsupportedError
-            Immediately, if the store is indexed by an index array.
+            Immediately, if the store is indexed by an index array, or for `to` as in :meth:`read`.
         LimitError, MismatchError, TypeError
             At once.
         CorruptChunkError, StoreIOError
@@ -217,11 +232,13 @@ class TensorStore(ShownArray):
         """
         self._check_readable(order)
         extent = crop_shape(shape, self.rank)
-        return operation(
-            lambda: self._driver.read_many(
-                self._transform, starts, extent, Output(out, order, stream)
-            )
-        )
+        output = Output(out, order, stream)
+        read = partial(self._driver.read_many, self._transform, starts, extent)
+        if to is None:
+            return operation(lambda: read(output))
+        shape = (*np.shape(starts)[:1], *extent)
+        output, hand_over = given_to(to, self._driver, output, shape)
+        return operation(lambda: hand_over(read(output)))
 
     def preload(self) -> Future[None]:
         """Bring the chunks of the domain into the memory of the GPU, where reads find them.

@@ -1,1 +1,30 @@
-"""Guests: how other libraries use gpustore. A module imports its library, and only on use."""
+"""Guests: other libraries that arrays are read for and written from. They use public names only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def extra(library: str) -> Iterator[None]:
+    """Say how to install a library that the block imports.
+
+    Parameters
+    ----------
+    library : str
+        Name of the library, which is that of the extra that installs it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If the library is not installed; the message has the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"{library} is not installed: python -m pip install 'gpustore[{library}]'", name=library
+        ) from error

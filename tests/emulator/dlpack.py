@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 
-from gpustore.backends.device import dlpack
+from gpustore.backends import dlpack
 
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 NARROW = {np.dtype(kind): code for (code, _), kind in dlpack._NARROW.items()}

@@ -67,9 +67,7 @@ def test_a_graph_is_small_and_opens_the_store_anew(stored):
 def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
     text = pickle.dumps(gpustore.to_dask(stored))
     gpustore.save(tmp_path / "x.zarr", VALUES + 1, chunks=(4, 5), overwrite=True)
-    with pytest.raises(
-        gpustore.MismatchError, match=r"x\.zarr.* has changed since the graph was made"
-    ):
+    with pytest.raises(gpustore.MismatchError, match=r"x\.zarr.* has changed since it was handed"):
         pickle.loads(text)
 
 

@@ -70,7 +70,9 @@ def test_every_import_is_declared():
         | EXTRAS["gds13"]
         | EXTRAS["dask"]
         | EXTRAS["xarray"]
-        | {"torch"}  # Of those who choose its allocator; which build depends on the driver.
+        | EXTRAS["torch"]
+        | EXTRAS["jax"]
+        | EXTRAS["ray"]
     )
     assert {name: place for name, place in imported().items() if name not in declared} == {}
 

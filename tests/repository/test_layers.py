@@ -51,7 +51,9 @@ CONFINED = {
     "cupy": "gpustore.backends.cuda",
     "kvikio": "gpustore.backends.cuda.gds",
     "nvidia": "gpustore.backends.nvcomp",
-    "torch": "gpustore.backends.device.torch_allocator",
+    "torch": ("gpustore.backends.device.torch_allocator", "gpustore.interop.torch"),
+    "jax": "gpustore.interop.jax",
+    "ray": "gpustore.interop.ray",
     "importlib": ("gpustore.registry", "gpustore.cli.doctor"),
     "botocore": "gpustore.kvstores.s3.credentials",
     "google": "gpustore.kvstores.gcs.credentials",
@@ -111,6 +113,12 @@ def imports_by_module():
         )
         for name, path in paths.items()
     }
+
+
+def rooms_of(library):
+    """The folders or modules that may import a library."""
+    rooms = CONFINED[library]
+    return (rooms,) if isinstance(rooms, str) else rooms
 
 
 def room(module):
@@ -188,14 +196,9 @@ def test_foreign_libraries_stay_in_their_rooms():
         for name, imports in imports_by_module().items()
         for i in imports
         if (root := i.module.split(".")[0]) in CONFINED
-        and not f"{name}.".startswith(tuple(f"{place}." for place in _places(root)))
+        and not f"{name}.".startswith(tuple(f"{place}." for place in rooms_of(root)))
     ]
     assert wrong == []
-
-
-def _places(root):
-    places = CONFINED[root]
-    return (places,) if isinstance(places, str) else places
 
 
 def test_only_the_registry_imports_by_name():

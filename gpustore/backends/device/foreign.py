@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.backends.device import dlpack
+from gpustore.backends import dlpack
 from gpustore.codec_chain.base import ChunkBytes
 
 

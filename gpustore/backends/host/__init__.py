@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends import dlpack
 from gpustore.backends.base import Check, Chunks, Layer, Overlay
 from gpustore.backends.host.memory import (
     HostMemory,
@@ -92,10 +93,12 @@ class HostBackend:
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
         """Return the memory of `array`, cast under NumPy's rule "safe" and broadcast."""
-        if hasattr(array, "__cuda_array_interface__"):
+        if not isinstance(array, np.ndarray) and (
+            hasattr(array, "__cuda_array_interface__") or dlpack.is_on_cuda(array)
+        ):
             raise TypeError(
                 "the source is in device memory, but this store is on the host; open it with "
-                "device='cuda', or pass array.get()"
+                "device='cuda', or copy it to the host first, as with array.get()"
             )
         elements = converted(array, dtype)
         if any(stride % dtype.itemsize for stride in elements.strides):

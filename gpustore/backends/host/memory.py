@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends import dlpack
 from gpustore.backends.host.retained_memory import SMALLEST_NBYTES, retained
 from gpustore.errors import LimitError, MismatchError
 from gpustore.index_space import IndexDomain
@@ -146,7 +147,7 @@ def viewed(out: Any) -> NDArray[Any]:
         return np.asarray(memoryview(out))
     except TypeError:
         if hasattr(out, "__dlpack__"):
-            return np.from_dlpack(out)
+            return dlpack.host_view(out)
     raise TypeError(
         f"out must be a NumPy array or offer the buffer protocol, __array_interface__ or DLPack, "
         f"got {type(out).__name__}"
@@ -161,6 +162,8 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
     Floats are no integers by value either: TensorStore would drop their fraction.
     """
+    if hasattr(array, "__dlpack__") and not isinstance(array.dtype, np.dtype):
+        array = dlpack.host_view(array)  # PyTorch makes no NumPy arrays of its narrow floats.
     by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
     if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpustore.backends.device import dlpack
+from gpustore.backends import dlpack
 from gpustore.backends.device.foreign import ForeignArray
 from tests.emulator.dlpack import NARROW, DlpackArray
 from tests.matrix import each

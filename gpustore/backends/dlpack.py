@@ -1,7 +1,7 @@
-"""DLPack: the memory of an array on a CUDA device, read from its capsule.
+"""DLPack: the memory of an array on the host or on a CUDA device, read from its capsule.
 
 The capsule is looked into and kept, never consumed: when it goes, whoever made it gets the memory
-back. CuPy's own reader knows fewer types.
+back. The readers of NumPy and CuPy know fewer types.
 
 Source: https://dmlc.github.io/dlpack/latest/ (1.1), ``dlpack.h`` and the Python specification.
 """
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
-_CUDA, _CUDA_MANAGED = 2, 13
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _DEFAULT_STREAM = 1
 """CUDA's legacy default stream; 0, its address, is not allowed."""
 
@@ -82,7 +83,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class Tensor(NamedTuple):
-    """Address, shape, data type and byte strides of an array on a device."""
+    """Address, shape, data type and byte strides of an array."""
 
     address: int
     strides: tuple[int, ...]
@@ -91,27 +92,68 @@ class Tensor(NamedTuple):
     is_read_only: bool
 
 
+class _Exported:
+    """Host memory of a tensor, in the words of NumPy."""
+
+    __slots__ = ("__array_interface__", "_kept")
+
+    def __init__(self, tensor: Tensor, kept: Any) -> None:
+        self._kept = kept
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.address, tensor.is_read_only),
+            "shape": tensor.shape,
+            "strides": tensor.strides,
+            "typestr": f"|V{tensor.dtype.itemsize}",
+        }
+
+
 def is_on_cuda(array: Any) -> bool:
     """Whether an object exports DLPack with memory of a CUDA device."""
     device = getattr(array, "__dlpack_device__", None)
     return device is not None and int(device()[0]) in (_CUDA, _CUDA_MANAGED)
 
 
-def tensor_of(array: Any, stream: int) -> tuple[Tensor, Any]:
+def host_view(array: Any) -> NDArray[Any]:
+    """Return a NumPy array in the host memory that an object exports by DLPack.
+
+    Raises
+    ------
+    TypeError
+        If its memory is that of a device, NumPy and ml_dtypes lack its data type, or it exports
+        none.
+    """
+    kind = int(array.__dlpack_device__()[0])
+    if kind not in (_CPU, _CUDA_HOST):
+        raise TypeError(
+            f"{type(array).__name__} is in the memory of a device (DLPack's type {kind}), but host "
+            "memory is needed: copy it there first"
+        )
+    try:
+        tensor, capsule = tensor_of(array, None)
+    except BufferError as error:
+        raise TypeError(f"{type(array).__name__} exports no memory by DLPack: {error}") from error
+    if 0 in tensor.shape:
+        return np.empty(tensor.shape, tensor.dtype)
+    return np.asarray(_Exported(tensor, (array, capsule))).view(tensor.dtype)
+
+
+def tensor_of(array: Any, stream: int | None) -> tuple[Tensor, Any]:
     """Return the tensor of an array, and the capsule to keep as long as the tensor is used.
 
     Parameters
     ----------
-    stream : int
+    stream : int or None
         Address of the CUDA stream on which the memory will be used. The exporter orders its work
-        so far before later work of this stream.
+        so far before later work of this stream. None for host memory.
 
     Raises
     ------
     TypeError
         If NumPy and ml_dtypes lack its data type, or the capsule is not of DLPack.
     """
-    stream = stream or _DEFAULT_STREAM
+    if stream == 0:
+        stream = _DEFAULT_STREAM
     try:
         capsule = array.__dlpack__(stream=stream, max_version=(1, 1))
     except TypeError:  # Before DLPack 1.0 there was no `max_version`.
