@@ -14,6 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
 from gpustore.kvstores import result
 from gpustore.kvstores.base import prefix_end
@@ -25,6 +26,7 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores.foreign import ForeignKvStore
 from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores.result import as_bytes
 from gpustore.kvstores.spec import KvStoreSpec, append_component, as_text
@@ -37,6 +39,7 @@ from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
     import builtins
+    from asyncio import AbstractEventLoop
     from collections.abc import Iterator, Mapping, Sequence
 
     from gpustore.kvstores.base import KvStoreDriver
@@ -116,6 +119,37 @@ class KvStore:
         parsed = KvStoreSpec(spec)
         return ready(KvStore(parsed.open_driver(context), parsed.path))
 
+    @staticmethod
+    def from_zarr_store(store: Any, *, loop: AbstractEventLoop | None = None) -> KvStore:
+        """Make a kvstore of a store of zarr-python: of fsspec, icechunk, obstore, in memory, ...
+
+        Its values have no generations. So a conditional write is refused, unless the condition is
+        that the key is missing: then it looks first, and writes in a second step. Where several
+        writers change parts of one chunk at a time, the last one wins.
+
+        Parameters
+        ----------
+        store : zarr.abc.store.Store
+            Store; one that is read-only stays so.
+        loop : asyncio.AbstractEventLoop, optional
+            Event loop that runs the coroutines of the store, for programs that use the store in a
+            loop of their own; by default zarr-python's.
+
+        Returns
+        -------
+        KvStore
+            It has no JSON and no URL, and pickles if `store` does.
+
+        Raises
+        ------
+        TypeError
+            If `store` is none of zarr-python's.
+        ModuleNotFoundError
+            If zarr-python is not installed.
+        """
+        calls = registry.guest("zarr").StoreCalls(store, loop)
+        return KvStore(ForeignKvStore(calls, "zarr_store"))
+
     # ------------------------------------------------------------------ accessors
 
     @property
@@ -168,6 +202,8 @@ class KvStore:
         """
         if retain_context and unbind_context:
             raise MetadataError("retain_context and unbind_context exclude each other")
+        if isinstance(self._driver, ForeignKvStore):
+            return KvStoreSpec.from_parts(self._driver.spec, self._path)
         spec = KvStoreSpec.from_json(self._unbound_json())
         if retain_context:
             return spec.retaining(self._driver)
@@ -175,6 +211,8 @@ class KvStore:
 
     def spec_within(self, resources: Mapping[str, Context.Resource]) -> KvStoreSpec:
         """Return a spec for use inside one that defines `resources`."""
+        if isinstance(self._driver, ForeignKvStore):
+            return self.spec()
         return KvStoreSpec.from_json(_unbound(self._driver, self._path, resources))
 
     def copy(self) -> KvStore:
@@ -516,9 +554,13 @@ class KvStore:
         return self.copy()
 
     def __repr__(self) -> str:
+        if isinstance(self._driver, ForeignKvStore):
+            return f"KvStore({self._driver.spec!r} + {self._path!r})"
         return pretty("KvStore", self._unbound_json())
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._driver, ForeignKvStore):
+            return KvStore, (self._driver, self._path)
         return _reopen, (self._unbound_json(),)
 
 

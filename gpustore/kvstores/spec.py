@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.kvstores.base import DriverKind
+from gpustore.kvstores.foreign import ForeignSpec
 from gpustore.kvstores.result import key_bytes
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import Members, from_python, quote
@@ -136,7 +137,7 @@ class KvStoreSpec:
     @path.setter
     def path(self, value: str | bytes) -> None:
         path = as_text(value)
-        _kind(self._driver.id).check_path(path)
+        _check_path(self._driver, path)
         self._path = path
 
     @property
@@ -174,13 +175,13 @@ class KvStoreSpec:
 
     def at(self, path: str) -> KvStoreSpec:
         """Return the same kvstore with another path; raises InvalidKeyError if it is wrong."""
-        _kind(self._driver.id).check_path(path)
+        _check_path(self._driver, path)
         return self.from_parts(self._driver, path, self._context)
 
     def _with_path(self, path: str) -> KvStoreSpec:
         if path != self._path:
             # What is appended may come from a file: it must not lead out by "..".
-            _kind(self._driver.id).check_path(path)
+            _check_path(self._driver, path)
         spec = self.from_parts(self._driver, path, self._context)
         spec._opened = self._opened
         return spec
@@ -202,6 +203,8 @@ class KvStoreSpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KvStoreSpec):
             return NotImplemented
+        if isinstance(self._driver, ForeignSpec) or isinstance(other._driver, ForeignSpec):
+            return self._driver == other._driver and self._path == other._path
         return self.to_json() == other.to_json()
 
     def __copy__(self) -> KvStoreSpec:
@@ -211,15 +214,30 @@ class KvStoreSpec:
         return self.copy()
 
     def __repr__(self) -> str:
+        if isinstance(self._driver, ForeignSpec):
+            return f"KvStore.Spec({self._driver!r} + {self._path!r})"
         return pretty("KvStore.Spec", self.to_json())
 
     def __reduce__(self) -> tuple[object, ...]:
+        if isinstance(self._driver, ForeignSpec):
+            return _over_object, (self._driver, self._path)
         return KvStoreSpec, (self.to_json(),)
 
 
+def _over_object(driver: ForeignSpec, path: str) -> KvStoreSpec:
+    return KvStoreSpec.from_parts(driver, path)
+
+
 @cache
-def _kind(name: str) -> DriverKind:
-    return cast("DriverKind", registry.find("kvstores", name))
+def _kind(name: str) -> DriverKind | None:
+    return cast("DriverKind | None", registry.find("kvstores", name))
+
+
+def _check_path(driver: DriverSpec, path: str) -> None:
+    """Raise InvalidKeyError unless `path` is legal; of a kvstore without JSON every path is."""
+    kind = _kind(driver.id)
+    if kind is not None:
+        kind.check_path(path)
 
 
 def _normalise_context(json: JsonValue) -> JsonValue:

@@ -60,6 +60,7 @@ CONFINED = {
     "rich": "gpustore.cli",
     "dask": "gpustore.interop.dask",
     "xarray": "gpustore.interop.xarray",
+    "zarr": "gpustore.interop.zarr",
     "PIL": "gpustore.cli",
 }
 
