@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         AlreadyExistsError,
         ConflictError,
         CopyError,
+        CopyWarning,
         CorruptChunkError,
         DeviceError,
         DeviceWarning,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gpustore.explain.write_explanation import WriteExplanation
     from gpustore.front.array import array
     from gpustore.front.cast import cast
+    from gpustore.front.copy import copy
     from gpustore.front.create_array import create_array, save
     from gpustore.front.group import Group
     from gpustore.front.guests import store_dask, to_dask
@@ -120,6 +122,7 @@ __all__ = [
     "ConflictError",
     "Context",
     "CopyError",
+    "CopyWarning",
     "CorruptChunkError",
     "DeviceError",
     "DeviceWarning",
@@ -163,6 +166,7 @@ __all__ = [
     "char",
     "complex128",
     "complex64",
+    "copy",
     "create_array",
     "dtype",
     "float16",
@@ -210,6 +214,7 @@ _NAMES: Final = {
         "AlreadyExistsError",
         "ConflictError",
         "CopyError",
+        "CopyWarning",
         "CorruptChunkError",
         "DeviceError",
         "DeviceWarning",
@@ -230,6 +235,7 @@ _NAMES: Final = {
     "explain.write_explanation": ("WriteExplanation",),
     "front.array": ("array",),
     "front.cast": ("cast",),
+    "front.copy": ("copy",),
     "front.create_array": ("create_array", "save"),
     "front.group": ("Group",),
     "front.guests": ("store_dask", "to_dask"),

@@ -310,6 +310,10 @@ class NetworkWarning(UserWarning):
     """
 
 
+class CopyWarning(UserWarning):
+    """A copy does not keep a property of its source, or takes more memory or time than it need."""
+
+
 class DeviceWarning(UserWarning):
     """A library of a GPU is missing or failed its self-test, and reads are slower for that.
 

@@ -1,4 +1,4 @@
-"""Finds kvstores, codecs, drivers, backends, resources and explanations by name at run time.
+"""Finds kvstores, codecs, drivers, backends, resources, estimates and sources by name.
 
 A lower layer reaches a higher one through this module: driver JSON -> kvstore, Spec -> driver,
 metadata -> codec. It is the only module that uses :mod:`importlib`. A name that comes from a
@@ -17,6 +17,7 @@ folder         object        what it is
 ``explain``    ``EXPLAIN``   estimate of what reads will do
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 ``display``    ``DISPLAY``   text or picture of an array or a group
+``sources``    ``FORMAT``    a format of files that are copied, file name = its name
 =============  ============  =================================================
 """
 
@@ -38,6 +39,7 @@ _OBJECT = {
     "explain": "EXPLAIN",
     "drivers": "DRIVER",
     "display": "DISPLAY",
+    "sources": "FORMAT",
 }
 
 # Other names under which a registered module is known: (folder, name) -> file name.

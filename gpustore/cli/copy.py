@@ -1,32 +1,17 @@
-"""``gpustore copy``: any array to any other, re-chunked or re-encoded, in bounded memory.
-
-:mod:`gpustore.copying.group` copies a group. The copy of an array has five steps:
-
-1. Open the source; derive the target (:mod:`gpustore.copying.target`).
-2. Refuse a place with other contents, or one that overlaps the source.
-3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.copying.plan`).
-4. Make the target; read and write the regions (:mod:`gpustore.copying.transfer`).
-5. Report the copy, or the rest after an error or Ctrl-C: the same command continues it
-   (:mod:`gpustore.copying.journal`).
-
-A chunk that holds only the fill value is not stored.
-"""
+"""``gpustore copy``: arguments, notes, bar and report of :func:`gpustore.copy`."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from typing import TYPE_CHECKING
+import warnings
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.group_info import find_group
+from gpustore.cli.failure import CommandError
 from gpustore.cli.screen import Screen
-from gpustore.copying import group as copy_group
-from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
-from gpustore.copying.elements import open_whole
-from gpustore.copying.journal import digest_of
-from gpustore.copying.target import Options, make_target
-from gpustore.copying.transfer import first_interrupt
 from gpustore.display.array_info import FORMATS
 from gpustore.display.elements import Elements
 from gpustore.display.extents import chunk_extents
@@ -34,6 +19,13 @@ from gpustore.display.text import format_codecs, format_nbytes, format_shape
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+
+
+_ARGUMENT = re.compile(
+    r"`(chunks|shards|codec|checksum|dims|units|field|memory|overwrite|zarr_format)(?:=(\w+))?`"
+)
+"""An argument of :func:`gpustore.copy` in a message."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,77 +34,168 @@ def run(arguments: argparse.Namespace) -> int:
     Raises
     ------
     CommandError
-        The options do not fit the array, the target is not free, or the copy failed half-way.
+        The target would not stay, or a library is missing.
+    GpustoreError
+        The errors of :func:`gpustore.copy`, with options in the words of the shell.
     KeyboardInterrupt
         After Ctrl-C; the text names the rest.
     """
+    _check_stays(arguments.target)
     screen = None if arguments.quiet else Screen(progress=arguments.progress)
-    try:
-        source = open_whole(arguments.source, field=arguments.field, read=True, device="cpu")
-    except gpustore.GpustoreError as error:
-        group = find_group(arguments.source, error)
-        copy_group.run(arguments, group, _options(arguments), screen)
-        return 0
-    target = make_target(source, arguments.target, _options(arguments))
-    copy = ArrayCopy(source, target, arguments.target, arguments.memory << 20)
-    overwrite = arguments.overwrite
-    digest = digest_of({"": (source, target)})
-    check_source(arguments.target, target.kvstore, source.kvstore)
-    journal = journal_at(arguments.target, target.kvstore, digest, overwrite=overwrite)
-    again = journal.found and not overwrite
-    resumed = again and journal.is_made
-    if not again:
-        check_place(arguments.target, target.kvstore, "array", overwrite=overwrite)
-    if not (again or overwrite):
-        journal.begin({})
+    bar = _Bar(screen)
     begin = time.perf_counter()
     before = gpustore.statistics["bytes_stored"]
-    with first_interrupt() as stopped:
-        made = (
-            target.reopen()
-            if resumed
-            else target.make(delete_existing=overwrite, may_exist=not overwrite)
-        )
-        plan = copy.plan(made, journal.region("") if resumed else None)
-        if not resumed:
-            journal.begin({"": plan})
-        if screen is None:
-            copy.run(made, plan, stopped, lambda nbytes: None, journal)
-            journal.remove()
-            return 0
-        for note in copy.notes(plan):
-            screen.line(f"note: {note}")
-        if resumed:
-            screen.line(
-                f"note: {format_nbytes(plan.nbytes_of(journal.done('')))} were copied before"
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", gpustore.CopyWarning)
+        warnings.showwarning = _shown(screen, warnings.showwarning)
+        try:
+            with bar:
+                made = _copied(arguments, bar.show)
+        except gpustore.CopyError:
+            if not bar.is_full:
+                raise
+            # All there is was copied, but for members that could not be.
+            _report(
+                arguments,
+                screen,
+                gpustore.open_group(arguments.target).result(),
+                bar,
+                begin,
+                before,
             )
-        with screen.step("copy", plan.nbytes, rate=True) as show:
-            copy.run(made, plan, stopped, show, journal)
-        journal.remove()
-    stored = gpustore.statistics["bytes_stored"] - before
-    _report(screen, arguments, made, stored, time.perf_counter() - begin)
+            raise
+    _report(arguments, screen, made, bar, begin, before)
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    """Return the options of the command line as :class:`Options`."""
-    return Options(
-        chunks=arguments.chunks,
-        shards=arguments.shards,
-        codec=arguments.codec,
-        checksum=arguments.checksum,
-        zarr_format=arguments.zarr_format,
-    )
+class _Bar:
+    """The bar of a copy, which begins when its size is known."""
+
+    def __init__(self, screen: Screen | None) -> None:
+        self._screen = screen
+        self._stack = ExitStack()
+        self._step: Callable[[int], object] | None = None
+        self._done = 0
+        self.total = -1
+
+    def __enter__(self) -> None:
+        self._stack.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all bytes are copied."""
+        return self._done == self.total
+
+    def show(self, done: int, total: int) -> None:
+        """Move the bar."""
+        if self.total < 0:
+            self.total = total
+            if self._screen is not None:
+                if done:
+                    self._screen.line(f"note: {format_nbytes(done)} were copied before")
+                step = self._screen.step("copy", total, rate=True)
+                self._step = self._stack.enter_context(step)
+        if self._step is not None:
+            self._step(done - self._done)
+        self._done = done
+
+
+def _copied(
+    arguments: argparse.Namespace, progress: Callable[[int, int], object]
+) -> gpustore.TensorStore | gpustore.Group:
+    """Copy as the arguments say; errors name options as the shell does."""
+    try:
+        return gpustore.copy(
+            arguments.source,
+            arguments.target,
+            chunks=arguments.chunks,
+            shards=arguments.shards,
+            codec=arguments.codec,
+            checksum=arguments.checksum,
+            zarr_format=arguments.zarr_format,
+            field=arguments.field,
+            overwrite=arguments.overwrite,
+            memory=arguments.memory << 20,
+            progress=progress,
+        )
+    except gpustore.GpustoreError as error:
+        raise error.reworded(_in_shell(error.text)) from error.__cause__
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(_in_shell(str(error))) from None
+
+
+def _in_shell(text: str) -> str:
+    """Return a message with arguments as options.
+
+    >>> _in_shell("add `overwrite=True` or `zarr_format=3`, or leave out `chunks`")
+    'add --overwrite or --zarr-format 3, or leave out --chunks'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        value = "" if match[2] in (None, "True") else f" {match[2]}"
+        return f"--{match[1].replace('_', '-')}{value}"
+
+    return _ARGUMENT.sub(option, text).replace("the same call", "the same command")
+
+
+def _shown(screen: Screen | None, other: Any) -> Any:
+    """Return what shows warnings: those of the copy as notes."""
+
+    def show(message: Any, category: Any, *place: Any) -> None:
+        if not issubclass(category, gpustore.CopyWarning):
+            other(message, category, *place)
+        elif screen is not None:
+            screen.line(f"note: {_in_shell(str(message))}")
+
+    return show
+
+
+def _check_stays(target: str) -> None:
+    """Raise CommandError if the target is in the memory of this process."""
+    kvstore: Any = gpustore.Spec(target).to_json().get("kvstore", {})
+    while "base" in kvstore:
+        kvstore = kvstore["base"]
+    if kvstore.get("driver") == "memory":
+        raise CommandError(f"{target} would end with this command: name a target that stays")
 
 
 def _report(
-    screen: Screen,
     arguments: argparse.Namespace,
-    target: gpustore.TensorStore,
-    stored_nbytes: int,
-    seconds: float,
+    screen: Screen | None,
+    made: gpustore.TensorStore | gpustore.Group,
+    bar: _Bar,
+    begin: float,
+    before: int,
 ) -> None:
-    """Print the result of a copy."""
+    """Print the result of a copy that began at a time and a count of stored bytes."""
+    if screen is None:
+        return
+    stored = gpustore.statistics["bytes_stored"] - before
+    seconds = time.perf_counter() - begin
+    if isinstance(made, gpustore.Group):
+        nodes = [node for _, node in made.walk()]
+        pairs = [
+            ("format", f"Zarr v{made.zarr_format} group"),
+            ("groups", str(sum(node.is_group for node in nodes))),
+            ("arrays", str(sum(node.is_array for node in nodes))),
+            ("decoded size", format_nbytes(bar.total)),
+            ("stored size", format_nbytes(stored)),
+            ("time", f"{seconds:.2f} s"),
+        ]
+    else:
+        pairs = _facts(made, stored, seconds)
+    screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)
+
+
+def _facts(
+    target: gpustore.TensorStore, stored_nbytes: int, seconds: float
+) -> list[tuple[str, str]]:
+    """Return the properties of a copied array, and its speed."""
     elements = Elements.of(target)
     nbytes = math.prod(target.shape) * target.dtype.array_dtype.itemsize
     rank = elements.rank
@@ -120,7 +203,7 @@ def _report(
     shard = chunk_extents(target, "write_chunk")[:rank]
     ratio = f", ratio {nbytes / stored_nbytes:.2f}" if stored_nbytes else ""
     codec = target.codec.to_json() if target.codec is not None else {}
-    pairs = [
+    return [
         ("format", FORMATS[str(target.spec().to_json()["driver"])]),
         ("shape", format_shape(target.shape[:rank])),
         ("type", str(elements)),
@@ -131,4 +214,3 @@ def _report(
         ("stored size", format_nbytes(stored_nbytes) + ratio),
         ("time", f"{seconds:.2f} s, {format_nbytes(round(nbytes / max(seconds, 1e-9)))}/s"),
     ]
-    screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)

@@ -96,10 +96,13 @@ def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="copy an array or a group, re-chunked or re-encoded",
         description="Copies an array, or a group with everything below it, to another place, with "
         "other chunks, codecs or another format. Properties without an option stay as in the "
-        "source. After Ctrl-C the copy can be read and holds the chunks copied so far; the same "
-        "command continues it.",
+        "source. Files of NumPy (a.npy), TIFF (a.tif) and HDF5 (a.h5::/group/dataset) become new "
+        "arrays in chunks of about 1 MiB. After Ctrl-C the copy can be read and holds the chunks "
+        "copied so far; the same command continues it.",
     )
-    command.add_argument("source", metavar="SOURCE", help="URL or path of the array or group")
+    command.add_argument(
+        "source", metavar="SOURCE", help="URL or path of an array, a group or a file"
+    )
     command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
     command.add_argument(
         "--chunks", type=extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.group_info import find_group
-from gpustore.copying.elements import open_whole
+from gpustore.copying.elements import find_group, open_whole
 
 if TYPE_CHECKING:
     import argparse

@@ -1,4 +1,4 @@
-"""Steps of ``gpustore copy`` that single arrays and groups share."""
+"""Steps that copies of single arrays and of groups share."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import json
 import math
 import os
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import gpustore
 from gpustore.copying.journal import Journal
+from gpustore.copying.new_array import Target
 from gpustore.copying.overlap import overlap
 from gpustore.copying.plan import Plan, plan_regions
 from gpustore.copying.transfer import transfer
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gpustore.copying.target import Target
+from gpustore.sources.base import Source
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class ArrayCopy:
 
     Attributes
     ----------
-    source : TensorStore
+    source : Source
     target : Target
     name : str
         Name of the copy in messages.
@@ -38,18 +36,19 @@ class ArrayCopy:
         Bound of the decoded regions in memory.
     """
 
-    source: gpustore.TensorStore
+    source: Source
     target: Target
     name: str
     memory_nbytes: int
 
     def plan(self, made: gpustore.TensorStore, region: tuple[int, ...] | None = None) -> Plan:
         """Divide the array into regions of whole chunks of the made target, or into `region`."""
+        written = chunk_extents(made, "write_chunk")
         plan = plan_regions(
             self.source.shape,
-            self.source.dtype.array_dtype.itemsize,
-            source_chunk=chunk_extents(self.source, "read_chunk"),
-            target_chunk=chunk_extents(made, "write_chunk"),
+            made.dtype.array_dtype.itemsize,
+            source_chunk=written if self.source.chunks is None else self.source.chunks,
+            target_chunk=written,
             memory_nbytes=self.memory_nbytes,
             workers=os.cpu_count() or 1,
         )
@@ -68,36 +67,47 @@ class ArrayCopy:
         made: gpustore.TensorStore,
         plan: Plan,
         stopped: Callable[[], bool],
-        show: Callable[[int], object],
-        journal: Journal,
+        progress: Callable[[int], object],
+        journal: Journal | None,
         path: str = "",
     ) -> None:
         """Copy the regions that `journal` does not list as stored for the array at `path`.
 
-        Errors and Ctrl-C report the rest and how to continue.
+        `progress` is called with the bytes that are done. Errors and Ctrl-C report the rest and how
+        to continue; the message of KeyboardInterrupt too.
         """
-        first = journal.done(path)
+        first = 0 if journal is None else journal.done(path)
         done = plan.nbytes_of(first)
-        show(done)
+        progress(done)
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
-            journal.advance(path)
-            show(nbytes)
+            if journal is not None:
+                journal.advance(path)
+            progress(done)
 
         def left() -> str:
+            again = "the same call goes on from there, " if journal is not None else ""
             return (
                 f"{shlex.quote(self.name)} opens and its chunks are whole, but only "
                 f"{format_nbytes(done)} of {format_nbytes(plan.nbytes)} were copied: "
-                "the same command goes on from there, with --overwrite it begins anew"
+                f"{again}with `overwrite=True` it begins anew"
             )
 
         try:
             try:
-                transfer(self.source, made, plan, advance=advance, stopped=stopped, first=first)
+                transfer(
+                    self.source,
+                    made,
+                    plan,
+                    advance=advance,
+                    moving=lambda nbytes: progress(done + nbytes),
+                    stopped=stopped,
+                    first=first,
+                )
             finally:
-                if done < plan.nbytes:
+                if journal is not None and done < plan.nbytes:
                     journal.write()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(left()) from None
@@ -109,27 +119,38 @@ class ArrayCopy:
             raise KeyboardInterrupt(left())
 
 
-def check_source(name: str, kvstore: Mapping[str, Any], source: gpustore.KvStore | None) -> None:
-    """Raise CopyError if the copy would change its source, or the target cannot be written."""
-    if source is not None and overlap(kvstore, source.spec().to_json()):
+def check_source(
+    name: str,
+    kvstore: Mapping[str, Any],
+    source: Mapping[str, Any] | None,
+    context: gpustore.Context,
+) -> None:
+    """Raise CopyError if the copy would change its source, or the target cannot be written.
+
+    Parameters
+    ----------
+    name : str
+        Name of the target in messages.
+    kvstore, source : dict
+        JSON of the kvstores of target and source.
+    context : Context
+    """
+    if source is not None and overlap(kvstore, source):
         raise gpustore.CopyError(f"{name} overlaps the source: name another target")
-    driver = gpustore.KvStore.open(dict(kvstore)).result().driver
+    driver = gpustore.KvStore.open(dict(kvstore), context=context).result().driver
     if not driver.can_write:
         raise gpustore.CopyError(f'{name} cannot be written: kvstore "{driver.id}" is only read')
-    while "base" in kvstore:
-        kvstore = kvstore["base"]
-    if kvstore["driver"] == "memory":
-        raise gpustore.CopyError(f"{name} would end with this command: name a target that stays")
 
 
 def check_place(
     name: str,
     kvstore: Mapping[str, Any],
     kind: Literal["array", "group"],
+    context: gpustore.Context,
     *,
     overwrite: bool,
 ) -> None:
-    """Raise CopyError unless the place is free, or `overwrite` allows replacing its contents.
+    """Raise unless the place is free, or `overwrite` allows replacing its contents.
 
     Parameters
     ----------
@@ -138,10 +159,13 @@ def check_place(
     kvstore : dict
         JSON of the target's kvstore.
     kind : {"array", "group"}
+    context : Context
     overwrite : bool
 
     Raises
     ------
+    AlreadyExistsError
+        If there is another node of the kind.
     CopyError
         If the place holds something else.
     """
@@ -152,18 +176,27 @@ def check_place(
             raise gpustore.CopyError(f"{name} is a file: name a folder")
         if not path.is_dir() or not any(path.iterdir()):
             return
-    store = _directory(kvstore)
+    store = _directory(kvstore, context)
     if _is(store, kind):
         if overwrite:
             return
-        raise gpustore.CopyError(f"{name} exists already: add --overwrite, or name another target")
-    # What lies beside an array now would be deleted with it by --overwrite later.
+        raise gpustore.AlreadyExistsError(
+            f"{name} exists already: add `overwrite=True`, or name another target", status=""
+        )
+    # What lies beside an array now would be deleted with it by overwriting later.
     if is_folder or store.list_names().result():
         a = "an" if kind == "array" else "a"
         raise gpustore.CopyError(f"{name} holds other things than {a} {kind}: name another target")
 
 
-def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite: bool) -> Journal:
+def journal_at(
+    name: str,
+    kvstore: Mapping[str, Any],
+    digest: str,
+    context: gpustore.Context,
+    *,
+    overwrite: bool,
+) -> Journal:
     """Open the journal of the copy at a place.
 
     Raises
@@ -171,18 +204,19 @@ def journal_at(name: str, kvstore: Mapping[str, Any], digest: str, *, overwrite:
     CopyError
         If another copy was begun there, unless `overwrite`.
     """
-    journal = Journal(gpustore.KvStore.open(dict(kvstore)).result(), digest)
+    store = gpustore.KvStore.open(dict(kvstore), context=context).result()
+    journal = Journal(store, digest)
     if journal.other and not overwrite:
         raise gpustore.CopyError(
             f"{name} holds the beginning of another copy, or of this one with other options: add "
-            "--overwrite, or name another target"
+            "`overwrite=True`, or name another target"
         )
     return journal
 
 
-def _directory(kvstore: Mapping[str, Any]) -> gpustore.KvStore:
-    """Return the JSON of a place with a path to which names can be appended."""
-    store = gpustore.KvStore.open(dict(kvstore)).result()
+def _directory(kvstore: Mapping[str, Any], context: gpustore.Context) -> gpustore.KvStore:
+    """Return the kvstore at a place with a path to which names can be appended."""
+    store = gpustore.KvStore.open(dict(kvstore), context=context).result()
     return store if not store.path or store.path.endswith("/") else store + "/"
 
 
@@ -206,11 +240,11 @@ def _notes(plan: Plan, memory_nbytes: int) -> list[str]:
     if plan.region_nbytes > memory_nbytes:
         notes.append(
             f"one chunk of the target takes {format_nbytes(plan.region_nbytes)}, more than "
-            f"--memory allows ({format_nbytes(memory_nbytes)}): one is copied at a time"
+            f"`memory` allows ({format_nbytes(memory_nbytes)}): one is copied at a time"
         )
     if plan.reads_per_chunk >= 1.5:
         notes.append(
             f"chunks of the source are decoded {plan.reads_per_chunk:.1f} times on average; "
-            "more --memory makes it fewer"
+            "more `memory` makes it fewer"
         )
     return notes

@@ -1,4 +1,4 @@
-"""Translation of records, strings and raw bytes between formats, for ``gpustore copy``.
+"""Translation of records, strings and raw bytes between formats, for :func:`gpustore.copy`.
 
 Zarr v2 gives each field a byte order, and has strings and subarrays; Zarr v3 has one byte order,
 in its codec "bytes", and neither. Records and raw bytes that both can hold keep their bytes.

@@ -54,3 +54,28 @@ def open_whole(
         except gpustore.NotFoundError:
             if not drivers:
                 raise
+
+
+def find_group(
+    place: Any, failure: gpustore.GpustoreError, *, context: gpustore.Context | None = None
+) -> gpustore.Group:
+    """Open the group at a URL or path at which opening an array failed.
+
+    Parameters
+    ----------
+    place : str, dict or Spec
+    failure : GpustoreError
+        Error of opening an array.
+    context : Context, optional
+
+    Raises
+    ------
+    GpustoreError
+        `failure`; or, if `failure` reports a group, the error of opening the group.
+    """
+    if isinstance(failure, gpustore.StoreIOError) and failure.status == "ABORTED":
+        raise failure  # All retries have failed.
+    try:
+        return gpustore.open_group(place, context=context).result()
+    except gpustore.GpustoreError as error:
+        raise (error if "gpustore.open_group" in str(failure) else failure) from None

@@ -1,4 +1,4 @@
-"""Translation of filters between Zarr v2 and Zarr v3 in ``gpustore copy``.
+"""Translation of filters between Zarr v2 and Zarr v3 in :func:`gpustore.copy`.
 
 Zarr v2 has filters between the elements and the compressor. Zarr v3 has them as codecs with the
 same options, ``numcodecs.<id>``: those that change elements before its array -> bytes codec, the

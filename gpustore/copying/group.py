@@ -1,37 +1,33 @@
-"""``gpustore copy`` of a group: everything below it, with the attributes.
+"""Copy of a group: everything below it, with the attributes.
 
 1. Derive the target of every array, so that impossible ones are known before anything is made.
 2. Make the group, the groups below it and the arrays.
 3. Copy the arrays one after the other.
 
-Within a format, documents of groups are copied unchanged, unknown members included. A member that
-cannot be read, or not be stored in the target's format, is left out and named at the end. The copy
-has consolidated metadata if the source was opened with them.
+Within a format, documents of groups are copied unchanged, unknown members included; between them
+OME metadata are converted (:mod:`gpustore.copying.ome`). A member that cannot be read, or not be
+stored in the target's format, is left out and named at the end. The copy has consolidated metadata
+if the source was opened with them.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gpustore
 from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
 from gpustore.copying.elements import open_whole
 from gpustore.copying.journal import digest_of
+from gpustore.copying.ome import axes_of, converted, is_ome
+from gpustore.copying.options import Options
+from gpustore.copying.request import Request
 from gpustore.copying.target import chosen_format, make_target
 from gpustore.copying.transfer import first_interrupt
-from gpustore.display.text import format_nbytes
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from gpustore.copying.target import Options
-
+from gpustore.copying.zarr_source import source_of
+from gpustore.display.extents import chunk_extents
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
 
@@ -44,56 +40,60 @@ class _Work:
     ----------
     groups : dict of str to dict
         JSON documents to store, by path and name.
+    images : dict of str to dict
+        Attributes of groups with OME metadata in the source, by path.
     arrays : dict of str to ArrayCopy
         Copies of arrays, by path.
     left_out : list of str
         Members that are not copied, with the reasons.
+    notes : list of str
+        Properties of groups that are lost.
     """
 
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    images: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, ArrayCopy] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def run(
-    arguments: argparse.Namespace, group: gpustore.Group, options: Options, screen: Any
-) -> None:
+def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     """Copy a group.
 
     Raises
     ------
     CopyError
-        The options do not fit, the target is not free, the copy failed half-way, or members were
-        left out.
+        The options do not fit, the target is not free, or members were left out.
+    GpustoreError
+        The copy failed half-way; the text says how to go on.
     KeyboardInterrupt
         After Ctrl-C, with a text that says what is left.
     """
-    if arguments.field is not None:
-        raise gpustore.CopyError("--field names a field of an array, but the source is a group")
-    place = gpustore.Spec(arguments.target).to_json()
-    after = chosen_format(options.zarr_format, str(place["driver"]), group.zarr_format)
+    if request.field is not None:
+        raise gpustore.CopyError("`field` names a field of an array, but the source is a group")
+    place = gpustore.Spec(request.target).to_json()
+    after = chosen_format(request.options.zarr_format, str(place["driver"]), group.zarr_format)
     root: dict[str, Any] = dict(place["kvstore"])
-    overwrite = arguments.overwrite
-    check_source(arguments.target, root, group.kvstore)
-    options = replace(options, zarr_format=after)
-    work = _work(group, arguments, options, root)
+    overwrite, context = request.overwrite, request.context
+    check_source(request.name, root, group.kvstore.spec().to_json(), context)
+    request = replace(request, options=replace(request.options, zarr_format=after))
+    work = _work(group, request, root, after)
     digest = digest_of(
         {path: (copy.source, copy.target) for path, copy in work.arrays.items()}, work.groups
     )
-    journal = journal_at(arguments.target, root, digest, overwrite=overwrite)
+    journal = journal_at(request.name, root, digest, context, overwrite=overwrite)
     again = journal.found and not overwrite
     resumed = again and journal.is_made
     if not again:
-        check_place(arguments.target, root, "group", overwrite=overwrite)
+        check_place(request.name, root, "group", context, overwrite=overwrite)
     if not (again or overwrite):
         journal.begin({})
-    begin = time.perf_counter()
-    before = gpustore.statistics["bytes_stored"]
+    spec = {"driver": _DRIVERS[after], "kvstore": root}
     with first_interrupt() as stopped:
         if resumed:
             made = {path: copy.target.reopen() for path, copy in work.arrays.items()}
         else:
-            made = _make(work, root, after, overwrite=overwrite)
+            made = _make(work, spec, request)
         plans = {
             path: work.arrays[path].plan(store, journal.region(path) if resumed else None)
             for path, store in made.items()
@@ -101,80 +101,95 @@ def run(
         if not resumed:
             journal.begin(plans)
         total = sum(plan.nbytes for plan in plans.values())
-        done = 0
-        step: AbstractContextManager[Callable[[int], object]] = nullcontext(lambda nbytes: None)
-        if screen is not None:
-            for path, copy in work.arrays.items():
-                for note in copy.notes(plans[path]):
-                    screen.line(f"note: {path}: {note}")
-            step = screen.step("copy", total, rate=True)
+        request.warn(work.notes)
+        for path, copy in work.arrays.items():
+            request.warn(f"{path}: {note}" for note in copy.notes(plans[path]))
+        request.progress(0, total)
+        before, done = 0, 0
         try:
-            with step as show:
-                for path, copy in work.arrays.items():
-                    copy.run(made[path], plans[path], stopped, show, journal, path)
-                    done += 1
+            for path, copy in work.arrays.items():
+                show = _shown(request, before, total)
+                copy.run(made[path], plans[path], stopped, show, journal, path)
+                before += plans[path].nbytes
+                done += 1
         except (gpustore.GpustoreError, KeyboardInterrupt) as error:
             more = f"; {done} of the {len(work.arrays)} arrays of the group were copied before"
             if isinstance(error, gpustore.GpustoreError):
                 raise error.suffixed(more) from error.__cause__
             raise KeyboardInterrupt(f"{error}{more}") from None
+    copied = gpustore.open_group(spec, context=context).result()
     if group.is_consolidated:
-        spec = {"driver": _DRIVERS[after], "kvstore": root}
-        gpustore.open_group(spec).result().consolidate().result()
+        copied = copied.consolidate().result()
     journal.remove()
-    if screen is not None:
-        pairs = [
-            ("format", f"Zarr v{after} group"),
-            ("groups", str(len(work.groups) - 1)),
-            ("arrays", str(len(work.arrays))),
-            ("decoded size", format_nbytes(total)),
-            ("stored size", format_nbytes(gpustore.statistics["bytes_stored"] - before)),
-            ("time", f"{time.perf_counter() - begin:.2f} s"),
-        ]
-        screen.facts(f"Copied {arguments.source} to {arguments.target}", pairs)
     if work.left_out:
         raise gpustore.CopyError(
-            f"{arguments.target} lacks {len(work.left_out)} of the members, which could not be "
+            f"{request.name} lacks {len(work.left_out)} of the members, which could not be "
             f"copied: {'; '.join(work.left_out)}"
         )
+    return copied
 
 
-def _work(
-    group: gpustore.Group, arguments: argparse.Namespace, options: Options, root: dict[str, Any]
-) -> _Work:
+def _shown(request: Request, before: int, total: int) -> Callable[[int], object]:
+    """Return the progress of an array as part of that of the group."""
+    return lambda nbytes: request.progress(before + nbytes, total)
+
+
+def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: int) -> _Work:
     """Derive the copy of every member."""
-    after = options.zarr_format or group.zarr_format
     below: dict[str, Any] = group.kvstore.spec().to_json()
-    work = _Work({"": _documents(group, "", after)})
+    work = _Work()
+    _add_group(work, group, "", after)
     for path, node in group.walk():
         try:
             if node.error is not None:
                 raise node.error
             if node.is_group:
-                work.groups[path] = _documents(group, path, after)
+                _add_group(work, group, path, after)
                 continue
             spec = {"driver": _DRIVERS[group.zarr_format], "kvstore": _at(below, path)}
-            source = open_whole(spec, read=True, device="cpu")
+            store = open_whole(spec, read=True, device="cpu", context=request.context)
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
-            target = make_target(source, wanted, options)
+            options = _options_of(path, store, request.options, work.images, group.zarr_format)
+            target = make_target(store, wanted, options, request.context)
         except gpustore.CopyError as error:
             raise error.prefixed(path) from error
         except gpustore.GpustoreError as error:
             work.left_out.append(f"{path}: {error}")
         else:
-            name = f"{arguments.target.rstrip('/')}/{path}"
-            work.arrays[path] = ArrayCopy(source, target, name, arguments.memory << 20)
+            name = f"{request.name.rstrip('/')}/{path}"
+            work.arrays[path] = ArrayCopy(source_of(store), target, name, request.memory_nbytes)
     return work
 
 
-def _at(kvstore: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return the place of a member, as JSON of a kvstore."""
-    base = str(kvstore.get("path", ""))
-    return {**kvstore, "path": f"{base.rstrip('/')}/{path}/" if base else f"{path}/"}
+def _options_of(
+    path: str,
+    store: gpustore.TensorStore,
+    options: Options,
+    images: dict[str, dict[str, Any]],
+    before: int,
+) -> Options:
+    """Return the options of an array: in an image chunks are those of the last dimensions.
+
+    Copies of an image of Zarr v2 have its axes as names of dimensions.
+    """
+    above = next((at for at in images if path.startswith(f"{at}/" if at else "")), None)
+    if above is None:
+        return options
+    chunk = chunk_extents(store, "read_chunk")
+    found = {"chunks": options.chunks, "shards": options.shards}
+    for name, value in found.items():
+        if isinstance(value, list | tuple) and len(value) < store.rank:
+            found[name] = [*chunk[: store.rank - len(value)], *value]
+    dims = options.dims
+    image, _, name = path.rpartition("/")
+    if options.zarr_format != before and dims is None:
+        dims = axes_of(images.get(image, {})).get(name)
+        dims = dims if dims is not None and len(dims) == store.rank else None
+    return replace(options, dims=dims, **found)
 
 
-def _documents(group: gpustore.Group, path: str, after: int) -> dict[str, Any]:
-    """Return the documents of a group to store, by name."""
+def _add_group(work: _Work, group: gpustore.Group, path: str, after: int) -> None:
+    """Add the documents of a group to store."""
     prefix = f"{path}/" if path else ""
     names = (".zgroup", ".zattrs") if group.zarr_format == 2 else ("zarr.json",)
     stored: dict[str, dict[str, Any]] = {}
@@ -187,22 +202,43 @@ def _documents(group: gpustore.Group, path: str, after: int) -> dict[str, Any]:
         attributes = document.get("attributes", {})
     else:
         document, attributes = stored[".zgroup"], stored[".zattrs"]
+    if is_ome(attributes):
+        work.images[path] = attributes
+    if group.zarr_format == after:
+        work.groups[path] = {"zarr.json": document}
+        if after == 2:
+            work.groups[path] = _documents_v2(document, attributes)
+        return
+    attributes, note = converted(attributes, after)
+    if note is not None:
+        work.notes.append(f"{path}: {note}" if path else note)
     if after == 2:
-        kept = document if group.zarr_format == 2 else {"zarr_format": 2}
-        return {".zgroup": kept} | ({".zattrs": attributes} if attributes else {})
-    if group.zarr_format == 3:
-        return {"zarr.json": document}
-    return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
+        work.groups[path] = _documents_v2({"zarr_format": 2}, attributes)
+    else:
+        group_v3 = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        work.groups[path] = {"zarr.json": group_v3}
 
 
-def _make(
-    work: _Work, root: dict[str, Any], after: int, *, overwrite: bool
-) -> dict[str, gpustore.TensorStore]:
+def _documents_v2(document: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    return {".zgroup": document} | ({".zattrs": attributes} if attributes else {})
+
+
+def _at(kvstore: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the place of a member, as JSON of a kvstore."""
+    base = str(kvstore.get("path", ""))
+    return {**kvstore, "path": f"{base.rstrip('/')}/{path}/" if base else f"{path}/"}
+
+
+def _make(work: _Work, spec: dict[str, Any], request: Request) -> dict[str, gpustore.TensorStore]:
     """Make all groups and arrays; return the arrays by path."""
-    spec = {"driver": _DRIVERS[after], "kvstore": root}
-    # What is there without --overwrite was made by a run that was stopped.
+    overwrite = request.overwrite
+    # What is there without `overwrite` was made by a run that was stopped.
     made = gpustore.open_group(
-        spec, create=True, open=not overwrite, delete_existing=overwrite
+        spec,
+        create=True,
+        open=not overwrite,
+        delete_existing=overwrite,
+        context=request.context,
     ).result()
     # Together: an archive or a database makes one change of all that are under way.
     writes = [

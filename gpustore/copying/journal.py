@@ -1,4 +1,4 @@
-"""Progress of ``gpustore copy``: a document beside the copy, from which a second run continues.
+"""Progress of :func:`gpustore.copy`: a document beside the copy, from which a second run continues.
 
 Regions are stored in order: the document holds, for every array, how it is cut and how many regions
 are done. It is written after what it speaks of is stored, at most once a second, and removed at the
@@ -26,25 +26,25 @@ import gpustore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpustore.copying.new_array import Target
     from gpustore.copying.plan import Plan
-    from gpustore.copying.target import Target
+    from gpustore.sources.base import Source
 
 
 _NAME = ".gpustore-copy.json"
 _EVERY_S = 1.0
 
 
-def digest_of(
-    copies: Mapping[str, tuple[gpustore.TensorStore, Target]], documents: Any = None
-) -> str:
+def digest_of(copies: Mapping[str, tuple[Source, Target]], documents: Any = None) -> str:
     """Return a digest of sources, targets and documents, which identifies a copy."""
     parts = {
         path: (
-            source.spec().to_json(),
+            source.identity,
             target.driver,
             target.metadata,
             target.schema,
             target.as_void,
+            target.attributes,
         )
         for path, (source, target) in copies.items()
     }

@@ -1,4 +1,4 @@
-"""Division of an array into regions of whole target chunks, for ``gpustore copy``.
+"""Division of an array into regions of whole target chunks, for :func:`gpustore.copy`.
 
 Chunks of the target are then written once and never read. A chunk of the source that several
 regions touch is decoded once for each of them; :func:`plan_regions` looks for extents that make

@@ -1,4 +1,4 @@
-"""Target of ``gpustore copy``: metadata derived from the source and the options.
+"""Target of :func:`gpustore.copy`: metadata derived from the source and the options.
 
 Within a format the source's metadata are copied unchanged (byte and element order, the bits of a
 NaN, unknown members), except for members that an option changes, and the data type and fill value
@@ -8,16 +8,18 @@ attributes are translated; other members have their default.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 import gpustore
+from gpustore.copying.attributes import take_attributes
 from gpustore.copying.element_type import converted_type, endian_of_records, field_metadata
 from gpustore.copying.filters import codecs_of_filters, parts_of_codecs
+from gpustore.copying.new_array import Target
+from gpustore.copying.options import Options
 from gpustore.display.elements import fields_of
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_shape
@@ -25,108 +27,21 @@ from gpustore.schema.codec_words import (
     COMPRESSORS,
     NUMCODECS,
     VLEN,
-    codecs_named,
+    codec_spec,
     codecs_of,
     compressor_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-_FORMATS = {"zarr": 2, "zarr2": 2, "zarr3": 3}
-_DRIVERS = {2: "zarr", 3: "zarr3"}
+FORMATS: Final = {"zarr": 2, "zarr2": 2, "zarr3": 3}
+DRIVERS: Final = {2: "zarr", 3: "zarr3"}
 _MAX_TYPESIZE = 255
 """Longest element that Blosc shuffles."""
 
 _CHECKSUM = "crc32c"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of the user; None keeps the property of the source.
-
-    Attributes
-    ----------
-    chunks, shards : list of int, optional
-        Extents of chunks and shards. With `chunks` and without `shards` there are no shards.
-    codec : str, optional
-        A word of :data:`gpustore.schema.codec_words.CODEC_WORDS`.
-    checksum : bool, optional
-        Whether each chunk ends with a crc32c.
-    zarr_format : int, optional
-        Format of the target, 2 or 3.
-    """
-
-    chunks: Sequence[int] | None = None
-    shards: Sequence[int] | None = None
-    codec: str | None = None
-    checksum: bool | None = None
-    zarr_format: int | None = None
-
-
-@dataclass(slots=True)
-class Target:
-    """Array to be made.
-
-    Attributes
-    ----------
-    driver : str
-    kvstore : dict
-        JSON of the kvstore.
-    metadata : dict
-        Zarr metadata, whole or in part.
-    schema : dict
-        Keywords of :func:`gpustore.open` for properties that `metadata` leave open.
-    as_void : bool
-        Whether elements are written as their bytes.
-    attributes : bytes, optional
-        Contents of the document ``.zattrs`` of Zarr v2.
-    notes : list of str
-        Properties of the source that are lost.
-    """
-
-    driver: str
-    kvstore: dict[str, Any]
-    metadata: dict[str, Any]
-    schema: dict[str, Any] = field(default_factory=dict)
-    as_void: bool = False
-    attributes: bytes | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def make(
-        self, *, delete_existing: bool = False, may_exist: bool = False
-    ) -> gpustore.TensorStore:
-        """Make the array; `may_exist` if an interrupted run may have made it before."""
-        store = self._open(self.kvstore, delete_existing=delete_existing, open=may_exist)
-        if self.attributes is not None and store.kvstore is not None:
-            store.kvstore.write(".zattrs", self.attributes).result()
-        return store
-
-    def reopen(self) -> gpustore.TensorStore:
-        """Open the array that :meth:`make` has made."""
-        spec = {"driver": self.driver, "kvstore": self.kvstore}
-        return gpustore.open(
-            {**spec, "open_as_void": True} if self.as_void else spec, device="cpu"
-        ).result()
-
-    def check(self) -> None:
-        """Make the array in memory, so that errors appear before the disk is touched."""
-        self._open("memory://", context=gpustore.Context())
-
-    def _open(self, kvstore: Any, **keywords: Any) -> gpustore.TensorStore:
-        spec = {"driver": self.driver, "kvstore": kvstore, "metadata": self.metadata}
-        return gpustore.open(
-            {**spec, "open_as_void": True} if self.as_void else spec,
-            create=True,
-            device="cpu",
-            **self.schema,
-            **keywords,
-        ).result()
-
-
 def make_target(
-    source: gpustore.TensorStore, place: str | dict[str, Any], options: Options
+    source: gpustore.TensorStore, place: Any, options: Options, context: gpustore.Context
 ) -> Target:
     """Derive the target from a source and options.
 
@@ -134,9 +49,11 @@ def make_target(
     ----------
     source : TensorStore
         The array to copy: all of it, or one field of its records.
-    place : str or dict
+    place : str, dict or Spec
         URL, path or JSON of the target.
     options : Options
+    context : Context
+        Context of the target.
 
     Raises
     ------
@@ -146,7 +63,7 @@ def make_target(
         The format cannot hold the array, for instance because it lacks the data type.
     """
     read = source.spec().to_json()
-    before = _FORMATS.get(str(read["driver"]))
+    before = FORMATS.get(str(read["driver"]))
     if before is None:
         raise gpustore.CopyError(f"the source is {read['driver']}: only Zarr arrays can be copied")
     wanted = gpustore.Spec(place).to_json()
@@ -154,8 +71,8 @@ def make_target(
     metadata: Any = read["metadata"]
     if "field" in read:
         metadata = field_metadata(metadata, str(read["field"]))
-    _check(options, len(metadata["shape"]), after)
-    target = Target(_DRIVERS[after], dict(wanted["kvstore"]), {})
+    options = options.of_rank(len(metadata["shape"]), after)
+    target = Target(DRIVERS[after], dict(wanted["kvstore"]), {}, context=context)
     filters = [] if before == 3 else _filters_and_compressor(metadata)[0]
     if before == after or not filters:
         return _filled(target, source, read, metadata, options)
@@ -163,7 +80,7 @@ def make_target(
         return _filled(target, source, read, metadata, options)
     except (gpustore.GpustoreError, ValueError):
         names = ", ".join(one["id"] for one in filters)
-        target = Target(target.driver, target.kvstore, {})
+        target = Target(target.driver, target.kvstore, {}, context=context)
         target.notes = [f"Zarr v3 cannot filter these elements so: {names} is not kept"]
         return _filled(target, source, read, _without(metadata, filters), options)
 
@@ -176,7 +93,7 @@ def _filled(
     options: Options,
 ) -> Target:
     """Derive the target from `read`, the spec of `source`; errors of :func:`make_target`."""
-    before, after = _FORMATS[str(read["driver"])], _FORMATS[target.driver]
+    before, after = FORMATS[str(read["driver"])], FORMATS[target.driver]
     taken = before == after
     rank = len(metadata["shape"])
     grid = _Grid.of(source, rank)
@@ -203,7 +120,7 @@ def _filled(
         _fill_v2(target, grid, itemsize, stored, metadata, options, taken=taken)
     if after == 2 and before == 3:
         _note_losses(target, source, metadata)
-    _take_attributes(target, source, metadata)
+    take_attributes(target, source, metadata, options)
     target.check()
     return target
 
@@ -223,7 +140,7 @@ def _converted(
         raise gpustore.CopyError(
             f"{'records' if fields else 'elements'} cannot be copied from Zarr v{before} to "
             f"v{after}: {error}; copy to Zarr v{before}"
-            f"{f', or one field with --field ({names})' if fields else ''}"
+            f"{f', or one field with `field` ({names})' if fields else ''}"
         ) from error
 
 
@@ -264,31 +181,16 @@ class _Grid:
 
 def chosen_format(asked: int | None, driver: str, before: int) -> int:
     """Return the target's format: the requested one, or that of its URL, or that of the source."""
-    named = _FORMATS.get(driver)
+    if asked not in (None, 2, 3):
+        raise gpustore.CopyError(f"zarr_format: expected 2 or 3, but received: {asked!r:.50}")
+    named = FORMATS.get(driver)
     if named is None and driver != "auto":
         raise gpustore.CopyError(f"the target's format is {driver}: only Zarr arrays can be made")
     if named and asked and asked != named:
         raise gpustore.CopyError(
-            f"--zarr-format {asked} contradicts the target's URL, which says {named}"
+            f"`zarr_format={asked}` contradicts the target's URL, which says {named}"
         )
     return asked or named or before
-
-
-def _check(options: Options, rank: int, after: int) -> None:
-    """Raise CopyError for options that contradict each other with any chunks of the source."""
-    for option, extents in (("--chunks", options.chunks), ("--shards", options.shards)):
-        if extents is not None and len(extents) != rank:
-            raise gpustore.CopyError(
-                f"{option} has {len(extents)} extents, but the array has {rank} dimensions"
-            )
-    if after == 2 and options.shards is not None:
-        raise gpustore.CopyError(
-            "Zarr v2 has no shards: leave out --shards, or add --zarr-format 3"
-        )
-    if after == 2 and options.checksum:
-        raise gpustore.CopyError(
-            "Zarr v2 has no checksums: leave out --checksum, or add --zarr-format 3"
-        )
 
 
 def _fill_v3(
@@ -330,7 +232,10 @@ def _fill_v3(
         kept = [
             codec for codec in codecs if codec["name"].removeprefix(NUMCODECS) not in COMPRESSORS
         ]
-        codecs = kept + codecs_named(options.codec, itemsize)
+        asked_for = codec_spec(options.codec, "zarr3", itemsize).to_json()
+        given = list(asked_for.get("codecs", ()))
+        checksum = checksum or any(codec["name"] == _CHECKSUM for codec in given)
+        codecs = kept + given
         target.notes = [note for note in target.notes if "takes its place" not in note]
     codecs = [codec for codec in codecs if codec["name"] != _CHECKSUM]
     codecs += [{"name": _CHECKSUM}] * checksum
@@ -365,7 +270,7 @@ def _chunk_and_shard(grid: _Grid, options: Options) -> tuple[list[int], list[int
     if shard is not None and any(s % c for s, c in zip(shard, chunk, strict=True)):
         raise gpustore.CopyError(
             f"shards of {format_shape(shard)} are not whole multiples of chunks of "
-            f"{format_shape(chunk)}: change --shards or --chunks"
+            f"{format_shape(chunk)}: change `shards` or `chunks`"
         )
     return list(chunk), None if shard is None else list(shard)
 
@@ -399,7 +304,9 @@ def _fill_v2(
         filters, compressor = _filters_and_compressor(metadata, vlen=True)
         notes = []
     if options.codec is not None:
-        compressor, notes = compressor_of(codecs_named(options.codec, itemsize))
+        asked_for = codec_spec(options.codec, "zarr", itemsize).to_json()
+        compressor, notes = asked_for.get("compressor"), []
+        filters = asked_for.get("filters") or filters
     target.notes += notes
     target.metadata |= {"compressor": compressor, "filters": filters or None}
 
@@ -438,32 +345,7 @@ def _note_losses(target: Target, source: gpustore.TensorStore, metadata: dict[st
         target.notes.append("Zarr v2 has chunks of one size only: the largest is that of all")
     elif source.chunk_layout.read_chunk.shape != source.chunk_layout.write_chunk.shape:
         target.notes.append("Zarr v2 has no shards: each chunk is a file of its own")
-    if any(metadata.get("dimension_names") or ()):
-        target.notes.append("Zarr v2 has no names of dimensions: they are not kept")
     if any(source.dimension_units):
         target.notes.append(
             'Zarr v2 has no units of dimensions: only the attribute "dimension_units" tells them'
         )
-
-
-def _take_attributes(
-    target: Target, source: gpustore.TensorStore, metadata: dict[str, Any]
-) -> None:
-    """Set the user attributes, which Zarr v2 keeps in a document of their own."""
-    if "codecs" in metadata:
-        if target.driver == "zarr" and metadata.get("attributes"):
-            target.attributes = json.dumps(metadata["attributes"], indent=2).encode()
-        return
-    stored = source.kvstore.read(".zattrs").result() if source.kvstore is not None else None
-    if stored is None or stored.state != "value":
-        return
-    if target.driver == "zarr":
-        target.attributes = stored.value
-        return
-    try:
-        attributes = json.loads(stored.value)
-    except ValueError:
-        attributes = None
-    if not isinstance(attributes, dict):
-        raise gpustore.CopyError(f"{source.url}: .zattrs is not a JSON object: repair or remove it")
-    target.metadata["attributes"] = attributes

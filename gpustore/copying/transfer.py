@@ -1,4 +1,4 @@
-"""Transfer of the elements of ``gpustore copy``: regions under way, and interruption by Ctrl-C.
+"""Transfer of the elements of a copy: regions under way, and interruption by Ctrl-C.
 
 The first Ctrl-C sets a flag that is checked between steps: no further region begins, and regions
 under way are cancelled, which never cuts through a chunk. The second Ctrl-C is Python's usual
@@ -7,18 +7,17 @@ KeyboardInterrupt.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import gpustore
-    from gpustore.copying.plan import Plan
-
+import gpustore
+from gpustore.copying.plan import Plan
+from gpustore.sources.base import Region, Source, region_shape
 
 _LOOK_S = 0.1
 
@@ -48,20 +47,22 @@ def first_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def transfer(
-    source: gpustore.TensorStore,
+    source: Source,
     target: gpustore.TensorStore,
     plan: Plan,
     *,
     advance: Callable[[int], object],
     stopped: Callable[[], bool],
+    moving: Callable[[int], object] = lambda nbytes: None,
     first: int = 0,
 ) -> None:
     """Read and write all regions, at most ``plan.in_flight`` of them at once.
 
     Parameters
     ----------
-    source, target : TensorStore
-        Arrays of one shape and data type; each domain may have any origin.
+    source : Source
+    target : TensorStore
+        Array of the source's shape; its domain may have any origin.
     plan : Plan
         The regions.
     advance : callable
@@ -69,6 +70,8 @@ def transfer(
     stopped : callable
         Returns True to stop: no further region begins, and regions under way are cancelled; some
         whole chunks of a region that is being written may be stored.
+    moving : callable
+        Called every now and then with half of the bytes that are decoded and not yet stored.
     first : int
         First region to copy; the regions before it are stored.
 
@@ -78,15 +81,26 @@ def transfer(
         From a region; regions that are being written are finished first, if possible.
     """
     regions = plan.regions(first)
-    reads: deque[tuple[tuple[slice, ...], gpustore.Future[Any]]] = deque()
+    reads: deque[tuple[Region, gpustore.Future[Any]]] = deque()
     writes: deque[tuple[int, gpustore.WriteFutures]] = deque()
+
+    def nbytes_of(region: Region) -> int:
+        return math.prod(region_shape(region)) * plan.itemsize
+
+    def decoded() -> int:
+        shares = [
+            nbytes_of(region) if read.done() else read.statistics["bytes_decoded"]
+            for region, read in reads
+        ]
+        bounds = [nbytes_of(region) for region, _ in reads]
+        return sum(map(min, shares, bounds)) + sum(nbytes for nbytes, _ in writes)
+
     try:
         while not stopped():
             room = plan.in_flight - len(reads) - len(writes)
             place = next(regions, None) if room else None
             if place is not None:
-                reads.append((place, _part(source, place).read()))
-                reads[-1][1].force()
+                reads.append((place, _begun(source.read(place))))
             elif reads and (reads[0][1].done() or not writes):
                 place, read = reads[0]
                 with suppress(TimeoutError):
@@ -95,7 +109,7 @@ def transfer(
                 if read.done():
                     elements = read.result()
                     reads.popleft()
-                    writes.append((elements.nbytes, _part(target, place).write(elements)))
+                    writes.append((nbytes_of(place), _part(target, place).write(elements)))
                     # What is written must not stay in memory for the sake of these names.
                     del elements, read
             elif writes:
@@ -104,10 +118,11 @@ def transfer(
                     write.exception(timeout=_LOOK_S)
                 if write.done():
                     write.result()
-                    advance(nbytes)
                     writes.popleft()
+                    advance(nbytes)
             else:
                 return
+            moving(decoded() // 2)
     finally:
         for _, read in reads:
             read.cancel()
@@ -118,7 +133,15 @@ def transfer(
                 write.exception()
 
 
-def _part(store: gpustore.TensorStore, place: tuple[slice, ...]) -> gpustore.TensorStore:
-    """A region of a store whose domain may begin anywhere."""
+def _begun(read: Any) -> gpustore.Future[Any]:
+    """Return the Future of a read that is begun now, also where its elements are there."""
+    if not isinstance(read, gpustore.Future):
+        return gpustore.Future(read)
+    read.force()
+    return read
+
+
+def _part(store: gpustore.TensorStore, place: Region) -> gpustore.TensorStore:
+    """Return a region of a store whose domain may begin anywhere."""
     begin = zip(store.origin, place, strict=True)
     return store[tuple(slice(o + p.start, o + p.stop) for o, p in begin)]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpustore import registry
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
 from gpustore.schema import ChunkLayout, Schema
@@ -81,8 +82,26 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
 
 
 def array_of(data: Any) -> Any:
-    """Return `data` if it has a shape and a data type, an ndarray of it otherwise."""
-    return data if hasattr(data, "shape") and hasattr(data, "dtype") else np.asarray(data)
+    """Return an array in memory as it is, lists as an ndarray, any other array as a
+    :class:`~gpustore.sources.base.Source` of regions.
+    """
+    if _is_in_memory(data):
+        return data
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        return registry.public("sources.array_like", "of_object")(data)
+    return np.asarray(data)
+
+
+def write_all(store: Any, data: Any) -> None:
+    """Write what :func:`array_of` returned to a store and wait until it is there."""
+    if _is_in_memory(data):
+        store.write(data).result()
+    else:
+        registry.public("copying.fill", "fill")(store, data)
+
+
+def _is_in_memory(data: Any) -> bool:
+    return isinstance(data, np.ndarray | np.generic) or hasattr(data, "__cuda_array_interface__")
 
 
 def with_shape_of(data: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,8 @@ def save(
         Path or URL, with or without a format, or a spec.
     array : array-like
         Elements in host memory, or in that of a GPU, whose chunks are then encoded there where its
-        codecs allow it.
+        codecs allow it. Arrays of h5py, zarr-python, dask or xarray and stores are read in regions
+        of whole chunks, never whole. :func:`gpustore.copy` takes files, too.
     chunks : int or sequence of int, optional
         Shape of the chunks; of about 1 MiB and as even as possible if neither is given here nor in
         `shards` nor `constraints`.

@@ -9,7 +9,7 @@ from typing import Any
 from gpustore import registry
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of
+from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of, write_all
 from gpustore.front.group_access import GroupAccess
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
@@ -122,7 +122,7 @@ class MemberArray:
                 file = hierarchy.file(path, ".zattrs")
                 file.change(lambda stored: {**(stored or {}), **given})
             if data is not None:
-                store.write(data).result()
+                write_all(store, data)
             return store
 
         return run

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of
+from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of, write_all
 from gpustore.front.spec import Spec, SpecLike
 from gpustore.front.store import TensorStore
 from gpustore.kvstores.kvstore import KvStore
@@ -206,6 +206,6 @@ def _filled(
         if attributes and spec._driver.id != "zarr3":
             store.attrs.update(attributes).result()
         if data is not None:
-            store.write(data).result()
+            write_all(store, data)
 
     return made, fill

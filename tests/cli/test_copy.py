@@ -319,8 +319,8 @@ def test_properties_that_zarr2_lacks_are_named(copied, tmp_path):
     notes = [line for line in out.split("\n") if line.startswith("note: ")]
     assert [next(w for w in ("checksums", "names", "units") if w in note) for note in notes] == [
         "checksums",
-        "names",
         "units",
+        "names",
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.copying import array, transfer
+from gpustore.copying import array, transfer, zarr_source
 from gpustore.copying.journal import Journal
 from gpustore.copying.plan import Plan
 
@@ -46,15 +46,21 @@ class Stopped:
         outer = self
 
         def counted(store, place):
-            found = part(store, place)
-            (outer.written if store.writable and store.kvstore else outer.read).append(place)
-            if store.writable and outer.left is not None:
+            outer.written.append(place)
+            if outer.left is not None:
                 if outer.left == 0:
                     raise gpustore.StoreIOError("the disk is full")
                 outer.left -= 1
-            return found
+            return part(store, place)
+
+        reader = zarr_source.store_reader
+
+        def counting(store):
+            read = reader(store)
+            return lambda place: outer.read.append(place) or read(place)
 
         monkeypatch.setattr(transfer, "_part", counted)
+        monkeypatch.setattr(zarr_source, "store_reader", counting)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import tensorstore
 import gpustore
 from gpustore.copying.plan import Plan
 from gpustore.copying.transfer import first_interrupt, transfer
+from gpustore.sources.array_like import of_object
 from tests.waiting import wait_until
 
 # A shell may have told its background jobs to ignore Ctrl-C.
@@ -217,7 +218,7 @@ def test_domains_may_begin_anywhere(in_flight):
     target = gpustore.array(np.zeros_like(data)).translate_to[7, 0]
     advanced = []
     plan = rows(source, 3, in_flight)
-    transfer(source, target, plan, advance=advanced.append, stopped=lambda: False)
+    transfer(of_object(source), target, plan, advance=advanced.append, stopped=lambda: False)
     np.testing.assert_array_equal(target.read().result(), data)
     assert advanced == [144, 144, 144, 48]
 
@@ -229,7 +230,7 @@ def test_regions_stored_before_the_interrupt_are_counted(tmp_path, after):
     target = create(tmp_path / "b", (40, 8), (2, 8))
     advanced = []
     transfer(
-        source,
+        of_object(source),
         target,
         rows(source, 2),
         advance=advanced.append,
@@ -249,7 +250,11 @@ def test_a_failed_region_lets_the_others_be_finished(tmp_path):
     target = create(tmp_path / "b", (8, 8), (2, 8))
     with pytest.raises(gpustore.CorruptChunkError, match="c/2/0"):
         transfer(
-            source, target, rows(source, 2), advance=lambda nbytes: None, stopped=lambda: False
+            of_object(source),
+            target,
+            rows(source, 2),
+            advance=lambda nbytes: None,
+            stopped=lambda: False,
         )
     found = target.read().result()
     assert (found[:4] == 1).all()

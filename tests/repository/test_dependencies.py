@@ -69,6 +69,8 @@ def test_every_import_is_declared():
         | EXTRAS["cuda13"]
         | EXTRAS["gds13"]
         | EXTRAS["dask"]
+        | EXTRAS["hdf5"]
+        | EXTRAS["tiff"]
         | EXTRAS["xarray"]
         | EXTRAS["torch"]
         | EXTRAS["jax"]

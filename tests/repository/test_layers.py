@@ -42,6 +42,7 @@ ROOMS = (
     "ocdbt",
     "__init__",
     "interop",
+    "sources",
     "copying",
     "cli",
 )
@@ -62,6 +63,8 @@ CONFINED = {
     "xarray": "gpustore.interop.xarray",
     "zarr": "gpustore.interop.zarr",
     "PIL": "gpustore.cli",
+    "h5py": "gpustore.sources.hdf5",
+    "tifffile": "gpustore.sources.tiff",
 }
 
 FORBIDDEN_NAMES = re.compile(r"_?(utils?|helpers?|common|managers?|misc)\b")
@@ -216,11 +219,12 @@ def test_only_the_registry_imports_by_name():
 @each("guest", ["gpustore.cli", "gpustore.copying", "gpustore.interop"])
 def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
-    # of a notebook; the command line prints what copies name in their messages.
-    shared = ("gpustore.copying", "gpustore.display")
-    public = {"gpustore", "gpustore.schema.codec_words"} | {
-        name for name in imports_by_module() if name.startswith((guest, *shared))
-    }
+    # of a notebook; commands open arrays as copies do.
+    public = {"gpustore", "gpustore.schema.codec_words", "gpustore.copying.elements"}
+    rooms = [guest, "gpustore.display."]
+    if guest == "gpustore.copying":
+        rooms.append("gpustore.sources.")
+    public |= {name for name in imports_by_module() if name.startswith(tuple(rooms))}
     wrong = [
         f"{name}:{i.line} imports {i.module}"
         for name, imports in imports_by_module().items()

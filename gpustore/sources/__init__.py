@@ -1,0 +1,1 @@
+"""Sources of copies beside Zarr arrays: files of other formats, and arrays of other libraries."""

@@ -1,0 +1,254 @@
+"""`gpustore.copy` from Python: sources, properties, progress, what it returns and says."""
+
+import threading
+
+import numpy as np
+import pytest
+import zarr
+
+import gpustore
+
+VALUES = np.arange(64 * 32, dtype="u2").reshape(64, 32)
+
+
+@pytest.fixture
+def context():
+    return gpustore.Context()
+
+
+def test_a_zarr_array_keeps_its_properties(tmp_path):
+    gpustore.save(
+        f"{tmp_path}/a.zarr",
+        VALUES,
+        chunks=(8, 32),
+        codec="gzip",
+        dims=("y", "x"),
+        units=["4nm", 1],
+    ).attrs["n"] = 1
+    copied = gpustore.copy(tmp_path / "a.zarr", tmp_path / "b.zarr")
+    before = gpustore.open(tmp_path / "a.zarr").result()
+    assert copied.spec().to_json()["metadata"] == before.spec().to_json()["metadata"]
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+def test_properties_are_chosen(tmp_path):
+    gpustore.save(f"{tmp_path}/a.zarr", VALUES, dims=("y", "x")).attrs.update(
+        {"n": 1, "m": 2}
+    ).result()
+    copied = gpustore.copy(
+        f"{tmp_path}/a.zarr",
+        f"{tmp_path}/b.zarr",
+        chunks=8,
+        shards=(16, 32),
+        codec=["blosc-zstd:2", {"name": "crc32c"}],
+        dims=("row", None),
+        units=("2um", None),
+        attributes={"m": 3},
+    )
+    assert (copied.chunks, copied.shards) == ((8, 8), (16, 32))
+    assert copied.domain.labels == ("row", "")
+    assert str(copied.dimension_units[0]) == "2 um"
+    assert {name: copied.attrs[name] for name in "nm"} == {"n": 1, "m": 3}
+    document = copied.spec().to_json()["metadata"]
+    inner = document["codecs"][0]["configuration"]["codecs"]
+    assert [codec["name"] for codec in inner] == ["bytes", "blosc", "crc32c"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_other_arrays_get_chunks_and_zstd(tmp_path, zarr_format):
+    values = np.zeros((1024, 2048), "u2")
+    values[0] = 1
+    copied = gpustore.copy(
+        values, tmp_path / "a", zarr_format=zarr_format, dims=("y", "x"), attributes={"n": 1}
+    )
+    np.testing.assert_array_equal(copied.read().result(), values)
+    assert 1 << 19 <= np.prod(copied.chunks) * 2 <= 1 << 20
+    assert "zstd" in str(copied.codec.to_json())
+    assert copied.attrs["n"] == 1
+    theirs = zarr.open_array(str(tmp_path / "a"), mode="r")
+    np.testing.assert_array_equal(theirs[...], values)
+    if zarr_format == 2:
+        assert copied.attrs["_ARRAY_DIMENSIONS"] == ["y", "x"]
+    else:
+        assert theirs.metadata.dimension_names == ("y", "x")
+
+
+def test_views_and_opened_stores_are_sources(context):
+    store = gpustore.save(
+        "memory://a/", VALUES, chunks=(8, 8), dims=("y", "x"), attributes={"n": 1}, context=context
+    )
+    view = gpustore.copy(store[10:20, ::2], "memory://b/", context=context)
+    np.testing.assert_array_equal(view.read().result(), VALUES[10:20, ::2])
+    assert (view.origin, view.domain.labels, dict(view.attrs)) == ((0, 0), ("y", "x"), {"n": 1})
+    whole = gpustore.copy(store, "memory://c/", context=context)
+    assert whole.spec().to_json()["metadata"] == store.spec().to_json()["metadata"]
+
+
+def test_a_group_is_returned(tmp_path):
+    group = gpustore.open_group(tmp_path / "a", create=True, attributes={"n": 1}).result()
+    group.create_array("x/y", data=VALUES).result()
+    copied = gpustore.copy(group, tmp_path / "b", codec="zstd")
+    assert dict(copied.attrs) == {"n": 1}
+    np.testing.assert_array_equal(copied["x/y"].read().result(), VALUES)
+
+
+def test_fields_of_other_sources(tmp_path):
+    records = np.zeros(5, [("a", "i4"), ("b", "f8")])
+    records["b"] = range(5)
+    np.save(tmp_path / "a.npy", records)
+    copied = gpustore.copy(tmp_path / "a.npy", tmp_path / "b", field="b")
+    assert copied.read().result().tolist() == [0, 1, 2, 3, 4]
+    for field in (None, "c"):
+        with pytest.raises(gpustore.CopyError, match=r"name a field with `field` \(a, b\)"):
+            gpustore.copy(tmp_path / "a.npy", tmp_path / "c", field=field)
+    with pytest.raises(gpustore.CopyError, match="elements are not records"):
+        gpustore.copy(VALUES, tmp_path / "c", field="a")
+
+
+# --------------------------------------------------------------------------- progress
+
+
+def test_progress_grows_from_zero_to_all(tmp_path):
+    gpustore.save(f"{tmp_path}/a", VALUES, chunks=(8, 32))
+    calls = []
+    gpustore.copy(
+        tmp_path / "a",
+        tmp_path / "b",
+        progress=lambda *call: calls.append((*call, threading.current_thread())),
+    )
+    done = [call[0] for call in calls]
+    assert (done[0], done[-1]) == (0, VALUES.nbytes)
+    assert done == sorted(done)
+    assert {call[1:] for call in calls} == {(VALUES.nbytes, threading.current_thread())}
+
+
+def test_progress_moves_within_a_region(tmp_path):
+    """All chunks are one region, which is half done when it is read."""
+    gpustore.save(f"{tmp_path}/a", VALUES, chunks=(8, 32))
+    done = []
+    gpustore.copy(
+        tmp_path / "a", tmp_path / "b", progress=lambda nbytes, total: done.append(nbytes)
+    )
+    assert any(0 < nbytes < VALUES.nbytes for nbytes in done)
+
+
+def test_progress_of_a_group_is_that_of_all_arrays(tmp_path):
+    group = gpustore.open_group(tmp_path / "a", create=True).result()
+    for name in "xy":
+        group.create_array(name, data=VALUES).result()
+    calls = []
+    gpustore.copy(group, tmp_path / "b", progress=lambda *call: calls.append(call))
+    assert calls == sorted(calls)
+    assert (calls[0], calls[-1]) == ((0, 2 * VALUES.nbytes), (2 * VALUES.nbytes,) * 2)
+
+
+def test_an_error_in_progress_ends_the_copy_which_goes_on(tmp_path):
+    gpustore.save(f"{tmp_path}/a", VALUES, chunks=(8, 32))
+
+    def fail(done, total):
+        if done:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        gpustore.copy(tmp_path / "a", tmp_path / "b", progress=fail)
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b")
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+# --------------------------------------------------------------------------- places and errors
+
+
+def test_the_place_is_free_or_overwritten(tmp_path):
+    gpustore.copy(VALUES, tmp_path / "a")
+    with pytest.raises(gpustore.AlreadyExistsError, match=r"add `overwrite=True`"):
+        gpustore.copy(VALUES, tmp_path / "a")
+    copied = gpustore.copy(VALUES[:4], tmp_path / "a", overwrite=True)
+    assert copied.shape == (4, 32)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("mine")
+    with pytest.raises(gpustore.CopyError, match="holds other things than an array"):
+        gpustore.copy(VALUES, tmp_path / "b", overwrite=True)
+
+
+def test_a_file_inside_its_own_target_is_safe(tmp_path):
+    gpustore.copy(VALUES, tmp_path / "a")
+    np.save(tmp_path / "a" / "x.npy", VALUES)
+    with pytest.raises(gpustore.CopyError, match="overlaps the source"):
+        gpustore.copy(tmp_path / "a" / "x.npy", tmp_path / "a", overwrite=True)
+    assert (tmp_path / "a" / "x.npy").exists()
+
+
+class Failing:
+    """An array that fails after some reads."""
+
+    shape, dtype, chunks = VALUES.shape, VALUES.dtype, (8, 32)
+    left = 3
+
+    def __getitem__(self, region):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("the disk is gone")
+        return VALUES[region]
+
+
+@pytest.mark.filterwarnings("ignore::gpustore.CopyWarning")
+def test_an_array_of_this_process_is_not_gone_on_with(tmp_path):
+    with pytest.raises(gpustore.CopyError, match="the disk is gone") as info:
+        gpustore.copy(Failing(), tmp_path / "a", chunks=(8, 32), memory=1)
+    assert "were copied: with `overwrite=True` it begins anew" in str(info.value)
+    assert not (tmp_path / "a" / ".gpustore-copy.json").exists()
+    with pytest.raises(gpustore.AlreadyExistsError):
+        gpustore.copy(VALUES, tmp_path / "a")
+
+
+def test_a_file_is_gone_on_with(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", VALUES)
+    from gpustore.copying import transfer
+
+    part, calls = transfer._part, []
+
+    def failing(store, place):
+        calls.append(place)
+        if len(calls) == 4:
+            raise gpustore.StoreIOError("the disk is full")
+        return part(store, place)
+
+    monkeypatch.setattr(transfer, "_part", failing)
+    options = {"chunks": (8, 32), "memory": 1}
+    with (
+        pytest.warns(gpustore.CopyWarning, match="more than `memory` allows"),
+        pytest.raises(gpustore.StoreIOError, match="the same call goes on from there"),
+    ):
+        gpustore.copy(tmp_path / "a.npy", tmp_path / "b", **options)
+    done = []
+    with pytest.warns(gpustore.CopyWarning):
+        copied = gpustore.copy(
+            tmp_path / "a.npy",
+            tmp_path / "b",
+            progress=lambda nbytes, total: done.append(nbytes),
+            **options,
+        )
+    assert done[0] == 3 * 8 * 32 * 2
+    assert len(calls) == 4 + 5
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"chunks": (4, 4, 4)}, r"`chunks` has 3 extents, but the array has 2 dimensions"),
+        ({"dims": ("y",)}, r"`dims` has 1 extents"),
+        ({"shards": 8, "zarr_format": 2}, "Zarr v2 has no shards: leave out `shards`"),
+        ({"units": ["m", "m"], "zarr_format": 2}, "Zarr v2 has no units of dimensions"),
+        ({"codec": "lzma"}, "expected none, zstd"),
+        ({"zarr_format": 4}, "zarr_format"),
+    ],
+)
+@pytest.mark.parametrize("source", ["zarr", "numpy"])
+def test_wrong_arguments_change_nothing(tmp_path, source, options, text):
+    given = VALUES
+    if source == "zarr":
+        given = gpustore.save(f"{tmp_path}/a", VALUES)
+    with pytest.raises(gpustore.GpustoreError, match=text):
+        gpustore.copy(given, tmp_path / "b", **options)
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,64 @@
+"""Files as sources: which are recognised, and what is said where a library is missing."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.sources.files import open_file
+
+VALUES = np.arange(24, dtype=">u2").reshape(4, 6)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_is_mapped(tmp_path, order):
+    path = tmp_path / "a b.npy"
+    np.save(path, np.asarray(VALUES, order=order))
+    for place in (str(path), path.as_uri()):
+        source = open_file(place)
+        part = source.read((slice(1, 3), slice(0, 6)))
+        assert isinstance(part, np.memmap)
+        np.testing.assert_array_equal(part, VALUES[1:3])
+
+
+def test_npy_with_objects_or_a_part(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(gpustore.CopyError, match=r"a\.npy cannot be copied"):
+        open_file(str(tmp_path / "a.npy"))
+    np.save(tmp_path / "b.npy", VALUES)
+    with pytest.raises(gpustore.CopyError, match="holds one array: leave out ::x"):
+        open_file(f"{tmp_path}/b.npy::x")
+
+
+def test_other_files_are_nobodys(tmp_path):
+    (tmp_path / "a.npy").write_bytes(b"text")
+    for place in (tmp_path / "a.npy", tmp_path / "none.npy", tmp_path, "memory://a"):
+        assert open_file(str(place)) is None
+
+
+def test_a_changed_file_is_another_source(tmp_path):
+    np.save(tmp_path / "a.npy", VALUES)
+    first = open_file(str(tmp_path / "a.npy"))
+    np.save(tmp_path / "a.npy", VALUES[1:])
+    assert open_file(str(tmp_path / "a.npy")).identity != first.identity
+
+
+@pytest.mark.parametrize(
+    ("begin", "library", "extra"),
+    [(b"II*\0", "tifffile", "tiff"), (b"\x89HDF\r\n\x1a\n", "h5py", "hdf5")],
+)
+def test_a_missing_library_is_named(tmp_path, monkeypatch, begin, library, extra):
+    (tmp_path / "a").write_bytes(begin)
+    monkeypatch.setattr("gpustore.registry.is_installed", lambda module: module != library)
+    with pytest.raises(ModuleNotFoundError) as info:
+        gpustore.copy(tmp_path / "a", tmp_path / "b")
+    text = f"{library} is not installed: python -m pip install 'gpustore[{extra}]'"
+    assert (str(info.value), info.value.name) == (text, library)
+
+
+def test_libraries_are_imported_on_use(tmp_path):
+    np.save(tmp_path / "a.npy", VALUES)
+    before = set(sys.modules)
+    assert open_file(str(tmp_path / "a.npy")) is not None
+    assert {"h5py", "tifffile"}.isdisjoint(set(sys.modules) - before)

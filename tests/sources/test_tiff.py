@@ -1,0 +1,146 @@
+"""TIFF files of all layouts as tifffile writes them, read region by region."""
+
+import importlib.util
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.sources import tiff
+from gpustore.sources.files import open_file
+
+tifffile = pytest.importorskip("tifffile")
+
+STACK = np.arange(6 * 37 * 50, dtype="u2").reshape(6, 37, 50)
+REST = (slice(0, 37), slice(0, 50))
+IMAGE = np.random.default_rng(0).integers(0, 255, (37, 50, 3)).astype("u1")
+LERC = 34887
+ZLIB = {"compression": "zlib"}
+RGB = {**ZLIB, "photometric": "rgb"}
+
+LAYOUTS = {
+    "plain": (STACK, {}, None),
+    "strips": (STACK, {**ZLIB, "rowsperstrip": 7}, None),
+    "tiles": (STACK, {**ZLIB, "tile": (16, 32)}, None),
+    "big endian": (STACK, {**ZLIB, "byteorder": ">"}, None),
+    "big endian, plain": (STACK, {"byteorder": ">"}, None),
+    "one page": (STACK[0], ZLIB, "yx"),
+    "differences": (STACK, {**ZLIB, "predictor": True}, None),
+    "samples": (IMAGE, {**RGB, "tile": (16, 16)}, "yxs"),
+    "separate samples": (
+        np.moveaxis(IMAGE, 2, 0),
+        {**RGB, "planarconfig": "separate", "rowsperstrip": 8},
+        "syx",
+    ),
+    "stack of samples": (np.stack([IMAGE, IMAGE[::-1]]), RGB, None),
+    "volumetric": (STACK, {**ZLIB, "volumetric": True, "tile": (2, 16, 32)}, None),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_region_is_that_of_tifffile(tmp_path, layout):
+    values, options, dims = LAYOUTS[layout]
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, values, **options)
+    source = open_file(path)
+    assert (source.shape, np.dtype(source.dtype).newbyteorder("=")) == (values.shape, values.dtype)
+    if dims is not None:
+        assert source.dims == tuple(dims)
+    rng = np.random.default_rng(1)
+    for number in range(12):
+        region = tuple(
+            slice(*sorted(rng.integers(0, n + 1, 2))) if number else slice(0, n)
+            for n in values.shape
+        )
+        np.testing.assert_array_equal(source.read(region), values[region])
+    source.close()
+
+
+def test_only_tiles_of_the_region_are_read(tmp_path, monkeypatch):
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, STACK, **ZLIB, tile=(16, 16))
+    source = open_file(path)
+    assert source.chunks == (1, 16, 16)
+    read = []
+    file_read = tifffile.FileHandle.read
+
+    def counted(self, *arguments):
+        read.append(arguments)
+        return file_read(self, *arguments)
+
+    monkeypatch.setattr(tifffile.FileHandle, "read", counted)
+    source.read((slice(2, 4), slice(10, 20), slice(0, 16)))
+    assert len(read) == 2 * 2
+    source.close()
+
+
+def test_ome_gives_names_and_sizes(tmp_path):
+    path = str(tmp_path / "a.ome.tif")
+    sizes = {"PhysicalSizeX": 0.5, "PhysicalSizeXUnit": "nm", "PhysicalSizeZ": 2}
+    tifffile.imwrite(path, STACK.reshape(2, 3, 37, 50), **ZLIB, metadata={"axes": "CZYX", **sizes})
+    source = open_file(path)
+    assert source.dims == ("c", "z", "y", "x")
+    assert source.units == (None, "2 um", None, "0.5 nm")
+    source.close()
+
+
+def test_imagej_gives_names_and_sizes(tmp_path):
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(
+        path,
+        STACK,
+        imagej=True,
+        resolution=(5, 4),
+        metadata={"axes": "ZYX", "spacing": 2.0, "unit": "um"},
+    )
+    source = open_file(path)
+    assert (source.dims, source.units) == (("z", "y", "x"), ("2 um", "0.25 um", "0.2 um"))
+    assert source.chunks is None  # Mapped into memory.
+    source.close()
+
+
+@pytest.mark.parametrize("xml", ["", "<OME/>", "<OME><Image/></OME>", "<"])
+def test_ome_without_sizes(xml):
+    assert tiff._sizes_of_ome(xml) == {}
+
+
+def test_series_are_numbered(tmp_path):
+    path = str(tmp_path / "a.tif")
+    with tifffile.TiffWriter(path) as file:
+        file.write(STACK[0], **ZLIB)
+        file.write(IMAGE, **RGB)
+    second = open_file(f"{path}::1")
+    np.testing.assert_array_equal(second.read(tuple(slice(0, n) for n in IMAGE.shape)), IMAGE)
+    second.close()
+    for part in ("2", "-1", "x", ""):
+        with pytest.raises(gpustore.CopyError, match="has 2 series"):
+            open_file(f"{path}::{part}")
+
+
+def test_damaged_files_are_errors(tmp_path):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, STACK, **ZLIB)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(zlib.compress(STACK[1].tobytes())[:9], b"?" * 9))
+    source = open_file(str(path))
+    np.testing.assert_array_equal(source.read((slice(0, 1), *REST))[0], STACK[0])
+    with pytest.raises(gpustore.CorruptChunkError, match=r"a\.tif, strip or tile 0"):
+        source.read((slice(1, 2), *REST))
+    source.close()
+
+
+def test_a_compression_of_imagecodecs_is_named(tmp_path):
+    path = tmp_path / "a.tif"
+    if importlib.util.find_spec("imagecodecs") is not None:
+        pytest.skip("imagecodecs decodes it")
+    tifffile.imwrite(path, STACK[0], **ZLIB)
+    written = path.read_bytes()
+    tag = struct.pack("<HHIH", 259, 3, 1, 8)
+    assert written.count(tag) == 1
+    path.write_bytes(written.replace(tag, tag[:-2] + struct.pack("<H", LERC)))
+    source = open_file(str(path))
+    with pytest.raises(gpustore.UnsupportedError, match=r"a\.tif.*pip install 'gpustore\[tiff\]'"):
+        source.read(REST)
+    source.close()
