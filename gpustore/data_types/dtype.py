@@ -172,6 +172,21 @@ class dtype:
         """Bytes of one element in memory; for string, ustring and json those of a pointer."""
         return self.array_dtype.itemsize
 
+    @property
+    def kind(self) -> str:
+        """NumPy's letter for the kind of data type, such as ``"u"`` or ``"f"``."""
+        return self.array_dtype.kind
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the fields of records; None for other data types."""
+        return self.array_dtype.names
+
+    @property
+    def hasobject(self) -> builtins.bool:
+        """Whether elements in memory are Python objects, as strings are."""
+        return self.array_dtype.hasobject
+
     def to_json(self) -> str:
         """Return the name, the data type's JSON in a spec."""
         return self._name
@@ -191,13 +206,19 @@ class dtype:
         """Whether `other` names the same data type.
 
         A wrong name raises, as in TensorStore. An object that cannot name a data type, such as
-        None, is merely different, unlike there, so that dtypes can stand in tuples and dataclasses.
+        None, or a type without a counterpart, such as ``object``, is merely different, unlike
+        there: so dtypes can stand in tuples and dataclasses, and libraries compare them as NumPy's.
         """
         if self is other:
             return True
         if not isinstance(other, (dtype, str, np.dtype, type)):
             return NotImplemented
-        return self._name == dtype(other)._name
+        try:
+            return self._name == dtype(other)._name
+        except (MetadataError, TypeError):
+            if isinstance(other, str):
+                raise
+            return False
 
     def __hash__(self) -> int:
         return hash((dtype, self._name))

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.base import NEW, Output
+from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.base import Driver, OpenMode
+from gpustore.drivers.cast import cast_driver
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
 from gpustore.front.array_library import Library, given_to
 from gpustore.front.explained_array import ORDERS
@@ -99,6 +101,18 @@ class TensorStore(ShownArray):
         """Store that an adapter such as ``cast`` adapts, with the same domain; None otherwise."""
         base = self._driver.base
         return None if base is None else TensorStore._of(base, self._transform)
+
+    def astype(self, dtype: Any) -> TensorStore:
+        """Return a view with another data type, as :func:`gpustore.cast` does; nothing is read.
+
+        >>> import gpustore
+        >>> gpustore.array([1.5, 2.5]).astype("int8").read().result()
+        array([1, 2], dtype=int8)
+        """
+        target = dtype_(dtype)
+        if target == self.dtype:
+            return self
+        return TensorStore._of(cast_driver(self._driver, target), self._transform)
 
     # ---- elements
 

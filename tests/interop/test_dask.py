@@ -74,6 +74,14 @@ def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
 def test_from_array_takes_a_store(stored):
     lazy = dask_array.from_array(stored)
     np.testing.assert_array_equal(lazy.compute(), VALUES)
+    for use in (
+        lambda array: array.mean(axis=0),
+        lambda array: array.std(),
+        lambda array: array.cumsum(axis=1),
+        lambda array: array[array > 3].sum(),
+        lambda array: np.sqrt(array.T[::2]),
+    ):
+        np.testing.assert_allclose(use(lazy).compute(), use(VALUES))
 
 
 @each("sizes", [(4, 5), (7, 20), (30, 3), (1, 1)])
