@@ -144,9 +144,8 @@ def _to_v2(
         del attributes[_FILL_VALUE]
         target.schema["fill_value"] = masked
     elif "fill_value" in target.schema and _encoded(source.fill_value) is not None:
-        # Of Zarr v2, xarray would mask the elements that equal it.
+        # Of Zarr v2, xarray would mask the elements that equal it. Without one it is null.
         del target.schema["fill_value"]
-        target.metadata["fill_value"] = None
 
 
 def _are_names(names: Any, rank: int) -> bool:

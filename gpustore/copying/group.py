@@ -151,6 +151,8 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
             options = _options_of(path, store, request.options, work.images, group.zarr_format)
             target = make_target(store, wanted, options, request.context)
+            if after == 2 and group.zarr_format == 3 and _image(path, work.images) is not None:
+                target.metadata["dimension_separator"] = "/"
         except gpustore.CopyError as error:
             raise error.prefixed(path) from error
         except gpustore.GpustoreError as error:
@@ -172,8 +174,7 @@ def _options_of(
 
     Copies of an image of Zarr v2 have its axes as names of dimensions.
     """
-    above = next((at for at in images if path.startswith(f"{at}/" if at else "")), None)
-    if above is None:
+    if _image(path, images) is None:
         return options
     chunk = chunk_extents(store, "read_chunk")
     found = {"chunks": options.chunks, "shards": options.shards}
@@ -186,6 +187,11 @@ def _options_of(
         dims = axes_of(images.get(image, {})).get(name)
         dims = dims if dims is not None and len(dims) == store.rank else None
     return replace(options, dims=dims, **found)
+
+
+def _image(path: str, images: dict[str, dict[str, Any]]) -> str | None:
+    """Return the path of a group with OME metadata above an array, None if there is none."""
+    return next((at for at in images if path.startswith(f"{at}/" if at else "")), None)
 
 
 def _add_group(work: _Work, group: gpustore.Group, path: str, after: int) -> None:

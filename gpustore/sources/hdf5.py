@@ -7,6 +7,7 @@ of any length becomes strings.
 from __future__ import annotations
 
 import posixpath
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +43,7 @@ def _open(path: str, part: str | None) -> Source:
     except OSError as error:
         raise StoreIOError(f"{path} cannot be opened: {error}", errno=error.errno) from error
     try:
-        return of_dataset(_dataset(path, file, part))
+        return replace(of_dataset(_dataset(path, file, part)), close=file.close)
     except BaseException:
         file.close()
         raise
@@ -96,7 +97,6 @@ def of_dataset(dataset: Any) -> Source:
         dims=_dims(dataset),
         attributes=json_attributes({n: v for n, v in dataset.attrs.items() if n not in _OWN}),
         fill_value=fill,
-        close=dataset.file.close,
     )
 
 

@@ -1,0 +1,88 @@
+"""Names of dimensions, fill values and attributes of copies between the formats."""
+
+import base64
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import gpustore
+
+VALUES = np.arange(6.0).reshape(2, 3)
+
+
+def document(path):
+    name = ".zarray" if (path / ".zarray").exists() else "zarr.json"
+    return json.loads((path / name).read_text())
+
+
+def make(path, zarr_format, **properties):
+    return gpustore.save(path, VALUES, zarr_format=zarr_format, **properties)
+
+
+def test_names_go_to_zarr3(tmp_path):
+    make(tmp_path / "a", 2, dims=("y", "x"), attributes={"units": "K"}, fill_value=np.nan)
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=3)
+    nan = base64.b64encode(struct.pack("<d", np.nan)).decode()
+    assert copied.domain.labels == ("y", "x")
+    assert dict(copied.attrs) == {"units": "K", "_FillValue": nan}
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+def test_names_go_to_zarr2(tmp_path):
+    make(tmp_path / "a", 3, dims=("y", "x"), attributes={"units": "K"})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert dict(copied.attrs) == {"units": "K", "_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert document(tmp_path / "b")["fill_value"] is None  # xarray masks no element.
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i2", "u1"])
+def test_a_masked_value_is_the_fill_value_of_zarr2(tmp_path, dtype):
+    values = VALUES.astype(dtype)
+    fill = base64.b64encode(struct.pack("<d", 3)).decode() if dtype == "f4" else 3
+    gpustore.save(tmp_path / "a", values, dims=("y", "x"), attributes={"_FillValue": fill})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert dict(copied.attrs) == {"_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert copied.fill_value == 3
+    np.testing.assert_array_equal(copied.read().result(), values)
+    again = gpustore.copy(tmp_path / "b", tmp_path / "c", zarr_format=3)
+    assert dict(again.attrs) == {"_FillValue": fill}
+    np.testing.assert_array_equal(again.read().result(), values)
+
+
+@pytest.mark.parametrize("names", [["y"], ["y", "y"], ["y", 3], "yx", None, ["", "x"]], ids=repr)
+def test_what_are_no_names_stays_an_attribute(tmp_path, names):
+    make(tmp_path / "a", 2, attributes={"_ARRAY_DIMENSIONS": names})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=3)
+    assert dict(copied.attrs) == {"_ARRAY_DIMENSIONS": names}
+    assert copied.domain.labels == ("", "")
+
+
+@pytest.mark.parametrize("fill", ["x", 3, [1], "AA=="])
+def test_a_damaged_masked_value_stays_an_attribute(tmp_path, fill):
+    make(tmp_path / "a", 3, dims=("y", "x"), attributes={"_FillValue": fill})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert copied.attrs["_FillValue"] == fill
+
+
+def test_some_names_only_are_lost_and_named(tmp_path):
+    make(tmp_path / "a", 3, dims=("y", None))
+    with pytest.warns(gpustore.CopyWarning, match="names of all dimensions or none"):
+        copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert dict(copied.attrs) == {}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chosen_names_replace_those_of_the_source(tmp_path, zarr_format):
+    make(tmp_path / "a", 2, dims=("y", "x"), attributes={"n": 1})
+    copied = gpustore.copy(
+        tmp_path / "a", tmp_path / "b", zarr_format=zarr_format, dims=("row", "column")
+    )
+    if zarr_format == 3:
+        assert copied.domain.labels == ("row", "column")
+        assert "_ARRAY_DIMENSIONS" not in copied.attrs
+    else:
+        assert copied.attrs["_ARRAY_DIMENSIONS"] == ["row", "column"]
+    assert copied.attrs["n"] == 1
