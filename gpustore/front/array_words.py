@@ -7,7 +7,7 @@ that they apply wherever a schema does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -79,6 +79,15 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
         dtype = constraints.dtype or known.dtype
         constraints.update(codec=codec_spec(codec, driver, 1 if dtype is None else dtype.itemsize))
     return constraints
+
+
+def are_names(names: Any) -> TypeGuard[list[str]]:
+    """Whether a value is a list of different names of dimensions, as xarray writes it."""
+    return (
+        isinstance(names, list)
+        and all(isinstance(name, str) and name for name in names)
+        and 0 < len(names) == len(set(names))
+    )
 
 
 def array_of(data: Any) -> Any:

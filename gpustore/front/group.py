@@ -332,7 +332,8 @@ class Group(ShownGroup):
         delete_existing : bool, optional
             Delete everything at the path first.
         attributes : mapping, optional
-            JSON values.
+            JSON values. xarray's names of dimensions among them, ``_ARRAY_DIMENSIONS``, become
+            those of Zarr v3; in Zarr v2 names of dimensions become this attribute.
         metadata : JSON object, optional
             Members of the array's metadata document, in the form of a spec's ``metadata``.
         dtype, shape, rank, domain, chunk_layout, codec, fill_value, dimension_units, schema

@@ -9,7 +9,7 @@ from typing import Any
 from gpustore import registry
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of, write_all
+from gpustore.front.array_words import DIMENSIONS_V2, are_names, array_of, with_shape_of, write_all
 from gpustore.front.group_access import GroupAccess
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
@@ -95,11 +95,15 @@ class MemberArray:
         if data is not None:
             data = array_of(data)
             constraints = with_shape_of(data, constraints)
-        dims = constraints.get("dims")
-        if dims is not None and hierarchy.zarr_format == 2:
-            attributes = {DIMENSIONS_V2: list(dims), **(attributes or {})}
         given = json_attributes(attributes or {})
+        names = given.get(DIMENSIONS_V2)
+        if hierarchy.zarr_format == 3 and constraints.get("dims") is None and are_names(names):
+            constraints = {**constraints, "dims": names}
+            del given[DIMENSIONS_V2]
         spec = self.spec(mode, constraints, metadata)
+        domain = spec.domain
+        if hierarchy.zarr_format == 2 and domain is not None and any(domain.labels):
+            given = {DIMENSIONS_V2: [label or None for label in domain.labels], **given}
         made = spec
         if given and hierarchy.zarr_format == 3:
             stored = {**(metadata or {}).get("attributes", {}), **given}

@@ -698,3 +698,34 @@ def test_walk_through_of_a_hierarchy(tmp_path):
         "foo/.zgroup",
     }
     assert zarr.open_group(str(place), mode="r")["foo/bar"][3, 4] == 42
+
+
+NAMED = gpustore.IndexDomain(labels=["y", "x"], shape=[3, 4])
+
+
+@each(
+    ("zarr_format", "properties"),
+    [
+        (2, {"domain": NAMED}),
+        (2, {"shape": [3, 4], "dims": ("y", "x")}),
+        (2, {"shape": [3, 4], "attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}}),
+        (3, {"domain": NAMED}),
+        (3, {"shape": [3, 4], "attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}}),
+    ],
+)
+def test_names_of_dimensions_are_kept_as_the_format_has_them(zarr_format, properties):
+    group = gpustore.open_group("memory://g/", create=True, zarr_format=zarr_format).result()
+    group.create_array("a", dtype="uint8", **properties).result()
+    store = group["a"]
+    if zarr_format == 2:
+        assert dict(store.attrs) == {"_ARRAY_DIMENSIONS": ["y", "x"]}
+    else:
+        assert (store.domain.labels, dict(store.attrs)) == (("y", "x"), {})
+
+
+@each("names", [["y"] * 2, ["y", 3], "yx", []])
+def test_what_are_no_names_of_dimensions_stays_an_attribute(names):
+    group = gpustore.open_group("memory://g/", create=True).result()
+    attributes = {"_ARRAY_DIMENSIONS": names}
+    store = group.create_array("a", dtype="uint8", shape=[2, 2], attributes=attributes).result()
+    assert dict(store.attrs) == attributes
