@@ -30,7 +30,7 @@ def test_there_is_a_guide():
     assert named <= {page.stem for page in PAGES}
 
 
-GUESTS = {"dask": "dask", "xarray": "xarray"}
+GUESTS = {name: name for name in ("dask", "jax", "ray", "torch", "xarray")}
 """Pages that need a library which is not there for every run of the tests."""
 
 _RUN = """
