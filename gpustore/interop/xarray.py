@@ -65,12 +65,8 @@ class StoredArray(BackendArray):
             index = view.oindex
         elif isinstance(key, indexing.VectorizedIndexer):
             index = view.vindex
-        return indexing.explicit_indexing_adapter(
-            key, self.shape, indexing.IndexingSupport.VECTORIZED, lambda raw: self._read(index, raw)
-        )
-
-    def _read(self, index: Any, raw: tuple[Any, ...]) -> Any:
-        values = index[(*raw, *(slice(None) for _ in self._inner))]
+        # Not by xarray's adapter, which would slice arrays on a GPU once more.
+        values = index[(*key.tuple, *(slice(None) for _ in self._inner))]
         if self._inner:
             return np.ascontiguousarray(values).view(self.dtype)[..., 0]
         if self._store.dtype == gpustore.ustring:

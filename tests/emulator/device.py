@@ -127,6 +127,26 @@ class EmulatedArray:
     def __array__(self, *_, **__):
         raise TypeError("device memory cannot be read by the host; download it")
 
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    def __getitem__(self, index):
+        """The array itself for slices of all of it, which xarray and dask ask for."""
+        terms = [t for t in index if t is not Ellipsis] if isinstance(index, tuple) else [index]
+        whole = [slice(0, size, 1) for size in self.shape]
+        asked = [slice(*t.indices(n)) for t, n in zip(terms, self.shape, strict=True)]
+        if asked != whole:
+            raise TypeError(f"the emulated device takes no parts of an array: {index}")
+        return self
+
+    def __array_ufunc__(self, *_, **__):
+        """Tell other libraries, as CuPy does, that this is an array which computes itself."""
+        return NotImplemented
+
+    def __array_function__(self, *_, **__):
+        return NotImplemented
+
 
 @dataclass(frozen=True)
 class EmulatedKernel:

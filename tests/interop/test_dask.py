@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gpustore
+from tests.emulator.device import EmulatedArray
+from tests.kernels.execution import needs_compiler
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 dask_array = pytest.importorskip("dask.array", reason="dask is not installed")
 
@@ -106,6 +109,18 @@ def test_work_can_be_done_later(tmp_path):
     assert not np.asarray(opened).any()
     work.compute()
     np.testing.assert_array_equal(opened, VALUES)
+
+
+@needs_compiler
+def test_chunks_of_a_store_on_a_device_are_there(stored):
+    with emulated() as device:
+        there = gpustore.open(stored.kvstore.url, device=device.name).result()
+        lazy = gpustore.to_dask(there[8:16, 10:], "shard")
+        assert isinstance(lazy._meta, EmulatedArray)
+        assert lazy.numblocks == (1, 1)
+        found = lazy.compute(scheduler="synchronous")
+        np.testing.assert_array_equal(on_host(device, found), VALUES[8:16, 10:])
+        del there, lazy, found
 
 
 @pytest.mark.matrix("costly")

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gpustore
+from tests.emulator.device import EmulatedArray
+from tests.kernels.execution import needs_compiler
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 xarray = pytest.importorskip("xarray", reason="xarray is not installed")
 pytest.importorskip("zarr")
@@ -136,3 +139,22 @@ def test_arrays_without_names_of_dimensions_are_named(tmp_path):
             tmp_path / f"{zarr_format}", engine="gpustore", drop_variables="a"
         )
         assert opened.b.dims == ("x",)
+
+
+@needs_compiler
+def test_data_variables_are_read_to_a_device_and_coordinates_stay_on_the_host(tmp_path):
+    path = written(tmp_path / "x.zarr", 3)
+    host = xarray.open_dataset(path, engine="gpustore", mask_and_scale=False)
+    with emulated() as device:
+        options = {"backend_kwargs": {"device": device.name}, "mask_and_scale": False}
+        opened = xarray.open_dataset(path, engine="gpustore", cache=False, **options)
+        on_device = {
+            name
+            for name, variable in opened.variables.items()
+            if isinstance(variable.data, EmulatedArray)
+        }
+        assert on_device == {"t2m", "mask", "complex"}
+        for select in (SELECTIONS["all"], SELECTIONS["outer"], SELECTIONS["slices"]):
+            found = select(opened)["t2m"].data
+            np.testing.assert_array_equal(on_host(device, found), select(host)["t2m"].values)
+        del opened, found
