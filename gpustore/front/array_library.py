@@ -1,10 +1,10 @@
-"""Array libraries to whom reads give their arrays: the values of ``to=``."""
+"""Array libraries to which reads give their arrays: the values of ``to=``, loaded when given."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from gpustore.runtime.then import then
 
 _ALIGNMENT: Final = 64
 
-Library = Literal["numpy", "cupy", "torch", "jax"]
+_LIBRARIES: Final = ("numpy", "cupy", "torch", "jax")
 
 
 def given_to(
-    to: Library, driver: Driver, output: Output, shape: tuple[int, ...]
+    to: str, driver: Driver, output: Output, shape: tuple[int, ...]
 ) -> tuple[Output, Callable[[Future[Any]], Future[Any]]]:
     """Return what a read fills, and a function that gives its array to a library.
 
@@ -54,8 +54,8 @@ def given_to(
     ValueError
         If it is not one of these libraries, or `out` is given.
     """
-    if to not in get_args(Library):
-        raise ValueError(f"to: expected one of {', '.join(get_args(Library))}, got {to!r}")
+    if to not in _LIBRARIES:
+        raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
     if output.array is not None:
         raise ValueError("give either `out`, which is the array returned, or `to`")
     on_host = driver.device == "cpu"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore import registry
 from gpustore.backends.base import NEW, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.base import Driver, OpenMode
 from gpustore.drivers.cast import cast_driver
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
-from gpustore.front.array_library import Library, given_to
 from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_spec import opened_spec
@@ -32,6 +32,7 @@ from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, 
 from gpustore.runtime.write_futures import WriteFutures, write_after
 
 _S = TypeVar("_S", bound="TensorStore")
+_Library = Literal["numpy", "cupy", "torch", "jax"]
 
 
 class TensorStore(ShownArray):
@@ -123,7 +124,7 @@ class TensorStore(ShownArray):
         batch: Batch | None = None,
         out: Any = None,
         stream: Any = None,
-        to: Library | None = None,
+        to: _Library | None = None,
     ) -> Future[Any]:
         """Read the elements of the domain.
 
@@ -178,6 +179,7 @@ class TensorStore(ShownArray):
             output = NEW if plain else Output(out, order, stream)
             if to is None:
                 return self._driver.read(self._transform, output, batch)
+            given_to = registry.public("front.array_library", "given_to")
             output, hand_over = given_to(to, self._driver, output, self.shape)
             return hand_over(self._driver.read(self._transform, output, batch))
         except OutOfBoundsError as error:
@@ -194,7 +196,7 @@ class TensorStore(ShownArray):
         order: str = "C",
         out: Any = None,
         stream: Any = None,
-        to: Library | None = None,
+        to: _Library | None = None,
     ) -> Future[Any]:
         """Read many crops of one shape; a chunk that several crops touch is decoded once.
 
@@ -251,6 +253,7 @@ class TensorStore(ShownArray):
         if to is None:
             return operation(lambda: read(output))
         shape = (*np.shape(starts)[:1], *extent)
+        given_to = registry.public("front.array_library", "given_to")
         output, hand_over = given_to(to, self._driver, output, shape)
         return operation(lambda: hand_over(read(output)))
 
