@@ -18,6 +18,7 @@ folder         object        what it is
 ``drivers``    ``DRIVER``    a TensorStore driver, file name = its identifier
 ``display``    ``DISPLAY``   text or picture of an array or a group
 ``sources``    ``FORMAT``    a format of files that are copied, file name = its name
+``cli``        ``COMMANDS``  options of the commands of a module, by name
 =============  ============  =================================================
 """
 
@@ -40,6 +41,7 @@ _OBJECT = {
     "drivers": "DRIVER",
     "display": "DISPLAY",
     "sources": "FORMAT",
+    "cli": "COMMANDS",
 }
 
 # Other names under which a registered module is known: (folder, name) -> file name.

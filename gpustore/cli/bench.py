@@ -36,14 +36,12 @@ _MANY = 4.0
 """Decoded bytes for each byte returned from which smaller chunks are advised."""
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "bench",
-        help="measure the speed of random crops",
-        description="Reads crops at random positions, one by one and in groups by read_many, and "
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Reads crops at random positions, one by one and in groups by read_many, and "
         "prints crops per second, bytes fetched, and how often chunks are decoded. Files that were "
-        "read before come from the page cache.",
+        "read before come from the page cache."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of the array")
     command.add_argument(
@@ -329,3 +327,6 @@ def advise(
     if not core.in_use and store.device == "cpu":
         sentences.append(f"The native core is not in use, which makes this slower: {core.reason}.")
     return sentences
+
+
+COMMANDS = {"bench": add_options}

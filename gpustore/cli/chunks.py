@@ -37,14 +37,12 @@ _SHADES = "░▒▓█"
 _NONE, _SOME = "·", "+"
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "chunks",
-        help="map the stored and missing chunks of an array",
-        description="Draws which chunks of an array are stored and how large they are, from a "
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Draws which chunks of an array are stored and how large they are, from a "
         "list of the keys: no chunk is read. Chunks that are not stored hold the fill value. Of a "
-        "sharded array, shards are drawn.",
+        "sharded array, shards are drawn."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of the array")
     command.add_argument(
@@ -268,3 +266,6 @@ def _histogram(screen: Screen, grid: ValueGrid, sizes: Sequence[int]) -> None:
     for span, one in zip(spans, bins, strict=True):
         bar = "█" * max(1, round(_BAR * one.count / most))
         screen.line(f"{span:>{wide}}  {one.count:>{wide_count},}  {bar}")
+
+
+COMMANDS = {"chunks": add_options}

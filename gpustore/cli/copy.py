@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import time
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
+from gpustore.cli.options import add_place_options, add_progress_options, extents, integer
+from gpustore.cli.places import copying_context, specs_of
 from gpustore.cli.screen import Screen
 from gpustore.display.array_info import FORMATS
 from gpustore.display.elements import Elements
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_codecs, format_nbytes, format_shape
+from gpustore.schema.codec_words import CODEC_WORDS, codecs_named
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
 
@@ -26,6 +29,75 @@ _ARGUMENT = re.compile(
     r"`(chunks|shards|codec|checksum|dims|units|field|memory|overwrite|zarr_format)(?:=(\w+))?`"
 )
 """An argument of :func:`gpustore.copy` in a message."""
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Copies an array, or a group with everything below it, to another place, with "
+        "other chunks, codecs or another format. Properties without an option stay as in the "
+        "source. Files of NumPy (a.npy), TIFF (a.tif) and HDF5 (a.h5::/group/dataset) become new "
+        "arrays in chunks of about 1 MiB. After Ctrl-C the copy can be read and holds the chunks "
+        "copied so far; the same command continues it."
+    )
+    command.add_argument(
+        "source", metavar="SOURCE", help="URL or path of an array, a group or a file"
+    )
+    command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
+    command.add_argument(
+        "--chunks", type=extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"
+    )
+    command.add_argument(
+        "--shards",
+        type=extents,
+        metavar="N,N,...",
+        help="extents of a shard, multiples of those of a chunk; Zarr v3 only "
+        "(default: with --chunks no shards, otherwise as in the source)",
+    )
+    command.add_argument(
+        "--codec",
+        type=_codec,
+        metavar="NAME[:LEVEL]",
+        help=f"codec of the chunks: {CODEC_WORDS} (default: as in the source)",
+    )
+    command.add_argument(
+        "--checksum",
+        action=argparse.BooleanOptionalAction,
+        help="end each chunk with a crc32c; Zarr v3 only (default: as in the source)",
+    )
+    command.add_argument(
+        "--field",
+        metavar="NAME",
+        help="copy this field of records to an array of its own (default: whole records)",
+    )
+    command.add_argument(
+        "--zarr-format",
+        type=int,
+        choices=(2, 3),
+        help="version of the format (default: that of the target's URL, or of the source)",
+    )
+    command.add_argument(
+        "--memory",
+        type=integer(1, 1 << 20),
+        default=256,
+        metavar="MIB",
+        help="limit of the decoded elements in memory, in MiB (default: %(default)s)",
+    )
+    command.add_argument(
+        "--overwrite", action="store_true", help="replace an existing array or group"
+    )
+    add_progress_options(command)
+    add_place_options(command)
+    command.set_defaults(run=run)
+
+
+def _codec(text: str) -> str:
+    """Argument type: a word for a codec."""
+    try:
+        codecs_named(text, 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
             _report(
                 arguments,
                 screen,
-                gpustore.open_group(arguments.target).result(),
+                _group(arguments),
                 bar,
                 begin,
                 before,
@@ -66,6 +138,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise
     _report(arguments, screen, made, bar, begin, before)
     return 0
+
+
+def _group(arguments: argparse.Namespace) -> gpustore.Group:
+    """Open the copy of a group."""
+    _, target = specs_of((arguments.source, arguments.target), arguments)
+    return gpustore.open_group(target, context=copying_context(arguments)).result()
 
 
 class _Bar:
@@ -109,8 +187,8 @@ def _copied(
     """Copy as the arguments say; errors name options as the shell does."""
     try:
         return gpustore.copy(
-            arguments.source,
-            arguments.target,
+            *specs_of((arguments.source, arguments.target), arguments),
+            context=copying_context(arguments),
             chunks=arguments.chunks,
             shards=arguments.shards,
             codec=arguments.codec,
@@ -214,3 +292,6 @@ def _facts(
         ("stored size", format_nbytes(stored_nbytes) + ratio),
         ("time", f"{seconds:.2f} s, {format_nbytes(round(nbytes / max(seconds, 1e-9)))}/s"),
     ]
+
+
+COMMANDS = {"copy": add_options}

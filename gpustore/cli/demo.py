@@ -96,13 +96,11 @@ class Measured:
     crops_nbytes: int
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "demo",
-        help="write, read and check a simulated volume, and print the speed",
-        description="Simulates the volume of a microscope, writes it as Zarr v2 and v3, reads it "
-        "back whole and by crops, checks every value, and saves a picture of a slice.",
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Simulates the volume of a microscope, writes it as Zarr v2 and v3, reads it "
+        "back whole and by crops, checks every value, and saves a picture of a slice."
     )
     command.add_argument(
         "folder",
@@ -270,3 +268,6 @@ def _report(
     screen.line(
         f"Next: gpustore info {shlex.quote(str(folder / FORMATS[-1].folder))}", style="bold"
     )
+
+
+COMMANDS = {"demo": add_options}

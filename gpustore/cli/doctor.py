@@ -42,13 +42,11 @@ _EXTRAS = {
 """Distributions that each extra of the package installs, and what they are for."""
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "doctor",
-        help="say what works on this machine, and what to install for the rest",
-        description="Tries reads and writes in host memory and on the GPU, and says in plain "
-        "sentences what is missing: driver, CuPy, nvcomp, kvikio, native core, optional packages.",
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Tries reads and writes in host memory and on the GPU, and says in plain "
+        "sentences what is missing: driver, CuPy, nvcomp, kvikio, native core, optional packages."
     )
     add_json_option(command)
     command.set_defaults(run=run)
@@ -262,3 +260,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+COMMANDS = {"doctor": add_options}

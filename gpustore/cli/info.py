@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gpustore
 from gpustore.cli import group_info
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     import argparse
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "info",
-        help="describe an array or a group",
-        description="Describes an array (shape, data type, chunks, codecs, units, attributes, "
-        "stored values) or a group (attributes, members).",
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Describes an array (shape, data type, chunks, codecs, units, attributes, "
+        "stored values) or a group (attributes, members)."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="for example volume.zarr")
     command.add_argument(
@@ -111,3 +109,6 @@ def _image(store: gpustore.TensorStore) -> tuple[Image, str] | None:
         if image is not None:
             return (image, level) if level in image.levels else None
     return None
+
+
+COMMANDS = {"info": add_options}

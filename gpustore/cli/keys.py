@@ -22,37 +22,35 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
 
+_PLACE = "URL or path: a folder, an archive (x.zip|zip:), an array"
+
 _PART_NBYTES = 64 << 20
 """Largest value that is printed in one part, in bytes."""
 
 
-def add_command(commands: Any) -> None:
-    """Add the three commands to the parser."""
-    place = "URL or path: a folder, an archive (x.zip|zip:), an array"
-    command = commands.add_parser(
-        "ls",
-        help="list the names or keys below a URL",
-        description="Prints the names one level below a URL, directories with a slash.",
-    )
-    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+def _ls_options(command: argparse.ArgumentParser) -> None:
+    command.description = "Prints the names one level below a URL, directories with a slash."
+    command.add_argument("url", metavar="URL_OR_PATH", help=_PLACE)
     command.add_argument("-r", "--recursive", action="store_true", help="print all keys")
     add_place_options(command)
     command.set_defaults(run=ls)
-    command = commands.add_parser(
-        "cat",
-        help="print the value of a key",
-        description="Writes a stored value to standard output, or the JSON value at a JSON "
-        "pointer (x.json|json:/a/b).",
+
+
+def _cat_options(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Writes a stored value to standard output, or the JSON value at a JSON "
+        "pointer (x.json|json:/a/b)."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a key")
     add_place_options(command)
     command.set_defaults(run=cat)
-    command = commands.add_parser(
-        "du",
-        help="print the stored size below a URL",
-        description="Prints the numbers of keys and bytes below a URL, in total and by directory.",
+
+
+def _du_options(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Prints the numbers of keys and bytes below a URL, in total and by directory."
     )
-    command.add_argument("url", metavar="URL_OR_PATH", help=place)
+    command.add_argument("url", metavar="URL_OR_PATH", help=_PLACE)
     add_json_option(command)
     add_place_options(command)
     command.set_defaults(run=du)
@@ -214,3 +212,6 @@ def _parts(store: gpustore.KvStore) -> Iterator[bytes]:
             raise CommandError(f"{store.url} was changed while it was read")
         generation = part.stamp.generation
         yield part.value
+
+
+COMMANDS = {"ls": _ls_options, "cat": _cat_options, "du": _du_options}

@@ -2,27 +2,41 @@
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
-Each command is a module that adds its own parser (``add_command``) and runs it (``run``). Libraries
-of the extra ``cli`` are imported by the commands that use them.
+Each command is a module with its options and what it does, and is imported when it is asked for, as
+are the libraries of the extra ``cli``: help takes no longer than Python's start.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Never
 
 import gpustore
-from gpustore.cli import bench, chunks, copy, demo, doctor, info, keys, tree, verify, view
+from gpustore import registry
 from gpustore.cli.failure import CommandError
-from gpustore.cli.options import add_progress_options, codec, extents, integer
-from gpustore.schema.codec_words import CODEC_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_COMMANDS = {
+    "info": ("info", "describe an array or a group"),
+    "tree": ("tree", "list groups and arrays with shapes, types and sizes"),
+    "view": ("view", "show a slice as a picture"),
+    "chunks": ("chunks", "map the stored and missing chunks of an array"),
+    "verify": ("verify", "check that every stored chunk decodes"),
+    "copy": ("copy", "copy an array or a group, re-chunked or re-encoded"),
+    "bench": ("bench", "measure the speed of random crops"),
+    "ls": ("keys", "list the names or keys below a URL"),
+    "cat": ("keys", "print the value of a key"),
+    "du": ("keys", "print the stored size below a URL"),
+    "demo": ("demo", "write, read and check a simulated volume, and print the speed"),
+    "doctor": ("doctor", "say what works on this machine, and what to install for the rest"),
+}
+"""Module of each command, and its line in the list of commands."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,6 +51,8 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            import difflib  # Only where something went wrong.
+
             near = difflib.get_close_matches(str(value), action.choices, n=2)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             raise argparse.ArgumentError(None, f"there is no command {value!r}{meant}")
@@ -47,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gpustore`` with `argv`, by default that of the process; return the exit code."""
     try:
         try:
-            arguments = _parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            arguments = _parser(words).parse_args(words)
             code: int = arguments.run(arguments)
         finally:
             # Here, because at exit nobody could catch what this raises.
@@ -75,76 +92,17 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Make the parser; only the command that `argv` begins with gets its options."""
     parser = _Parser(
         prog="gpustore",
         description="Chunked, compressed Zarr arrays: look at them, copy them, check them.",
     )
     parser.add_argument("--version", action="version", version=f"gpustore {gpustore.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (info, tree, view, chunks, verify):
-        module.add_command(commands)
-    _add_copy(commands)
-    for more in (bench, keys, demo, doctor):
-        more.add_command(commands)
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, help_) in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_)
+        if name == wanted:
+            registry.find("cli", module)[name](command)
     return parser
-
-
-def _add_copy(commands: argparse._SubParsersAction[_Parser]) -> None:
-    command = commands.add_parser(
-        "copy",
-        help="copy an array or a group, re-chunked or re-encoded",
-        description="Copies an array, or a group with everything below it, to another place, with "
-        "other chunks, codecs or another format. Properties without an option stay as in the "
-        "source. Files of NumPy (a.npy), TIFF (a.tif) and HDF5 (a.h5::/group/dataset) become new "
-        "arrays in chunks of about 1 MiB. After Ctrl-C the copy can be read and holds the chunks "
-        "copied so far; the same command continues it.",
-    )
-    command.add_argument(
-        "source", metavar="SOURCE", help="URL or path of an array, a group or a file"
-    )
-    command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
-    command.add_argument(
-        "--chunks", type=extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"
-    )
-    command.add_argument(
-        "--shards",
-        type=extents,
-        metavar="N,N,...",
-        help="extents of a shard, multiples of those of a chunk; Zarr v3 only "
-        "(default: with --chunks no shards, otherwise as in the source)",
-    )
-    command.add_argument(
-        "--codec",
-        type=codec,
-        metavar="NAME[:LEVEL]",
-        help=f"codec of the chunks: {CODEC_WORDS} (default: as in the source)",
-    )
-    command.add_argument(
-        "--checksum",
-        action=argparse.BooleanOptionalAction,
-        help="end each chunk with a crc32c; Zarr v3 only (default: as in the source)",
-    )
-    command.add_argument(
-        "--field",
-        metavar="NAME",
-        help="copy this field of records to an array of its own (default: whole records)",
-    )
-    command.add_argument(
-        "--zarr-format",
-        type=int,
-        choices=(2, 3),
-        help="version of the format (default: that of the target's URL, or of the source)",
-    )
-    command.add_argument(
-        "--memory",
-        type=integer(1, 1 << 20),
-        default=256,
-        metavar="MIB",
-        help="limit of the decoded elements in memory, in MiB (default: %(default)s)",
-    )
-    command.add_argument(
-        "--overwrite", action="store_true", help="replace an existing array or group"
-    )
-    add_progress_options(command)
-    command.set_defaults(run=copy.run)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from gpustore.schema.codec_words import codecs_named
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,15 +46,6 @@ def extents(text: str) -> list[int]:
             f"expected whole numbers from 1 with commas between, got {text!r}"
         )
     return found
-
-
-def codec(text: str) -> str:
-    """Argument type: a word for a codec."""
-    try:
-        codecs_named(text, 1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 def integer(smallest: int, largest: int) -> Callable[[str], int]:

@@ -11,48 +11,64 @@ from gpustore.copying.elements import find_group, open_whole
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
+
+_S3 = "s3://"
+_NETWORKS = ("http", "s3", "gcs")
 
 _MAX_RETRIES = 4
 """About seven seconds of pauses, because a person waits. Copies keep the library's default."""
 
 
 def reading_context(arguments: argparse.Namespace) -> gpustore.Context:
-    """Make the context of a command that reads: few retries, and ``--anon``.
-
-    Google Cloud Storage takes ``--anon`` from the environment of the process.
-    """
+    """Make the context of a command that reads: few retries, and ``--anon``."""
     retries = {"max_retries": _MAX_RETRIES}
-    resources: dict[str, Any] = {
-        f"{kind}_request_retries": retries for kind in ("http", "s3", "gcs")
-    }
+    return _context(arguments, {f"{kind}_request_retries": retries for kind in _NETWORKS})
+
+
+def copying_context(arguments: argparse.Namespace) -> gpustore.Context:
+    """Make the context of a copy: the library's retries, and ``--anon``."""
+    return _context(arguments, {})
+
+
+def _context(arguments: argparse.Namespace, resources: dict[str, Any]) -> gpustore.Context:
+    """Add ``--anon``, which Google Cloud Storage takes from the environment of the process."""
     if arguments.anon:
         resources["aws_credentials"] = {"type": "anonymous"}
         os.environ["GOOGLE_SKIP_SIGNATURE"] = "true"
     return gpustore.Context(resources)
 
 
-def spec_of(url: str, arguments: argparse.Namespace) -> str | dict[str, Any]:
-    """Return a spec for a URL or path: itself, or with ``--endpoint`` JSON that names the server.
+def specs_of(urls: Sequence[str], arguments: argparse.Namespace) -> list[str | dict[str, Any]]:
+    """Return specs for URLs or paths: themselves, or with ``--endpoint`` JSON that names it.
 
     Raises
     ------
     CommandError
-        ``--endpoint`` is given for another kvstore than s3.
+        ``--endpoint`` is given and none of them is in s3.
     """
     if arguments.endpoint is None:
-        return url
+        return list(urls)
+    if not any(url.startswith(_S3) for url in urls):
+        raise CommandError(
+            f"--endpoint is the server of {_S3} URLs, but {' and '.join(urls)} is none; the server "
+            "of gs:// URLs stands in the environment variable STORAGE_EMULATOR_HOST"
+        )
+    return [_at(url, arguments.endpoint) if url.startswith(_S3) else url for url in urls]
+
+
+def spec_of(url: str, arguments: argparse.Namespace) -> str | dict[str, Any]:
+    """Return the spec for one URL or path; see :func:`specs_of`."""
+    return specs_of([url], arguments)[0]
+
+
+def _at(url: str, endpoint: str) -> dict[str, Any]:
     spec: dict[str, Any] = gpustore.Spec(url).to_json()
     below = spec
-    while below.get("driver") != "s3":
-        found = below.get("kvstore") or below.get("base")
-        if not isinstance(found, dict):
-            raise CommandError(
-                f"--endpoint is the server of s3:// URLs, but {url} is none; the server of gs:// "
-                "URLs stands in the environment variable STORAGE_EMULATOR_HOST"
-            )
-        below = found
-    below["endpoint"] = arguments.endpoint
+    while below["driver"] != "s3":
+        below = below.get("kvstore") or below["base"]
+    below["endpoint"] = endpoint
     return spec
 
 

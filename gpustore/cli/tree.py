@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     import argparse
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "tree",
-        help="list groups and arrays with shapes, types and sizes",
-        description="Draws the groups and arrays below a URL: shape, data type, shape of a chunk, "
-        "decoded size; of images in OME-Zarr also axes, and the scale of each level.",
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Draws the groups and arrays below a URL: shape, data type, shape of a chunk, "
+        "decoded size; of images in OME-Zarr also axes, and the scale of each level."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a group or an array")
     command.add_argument(
@@ -215,3 +213,6 @@ def _about(entry: Entry, scale: str | None) -> str:
     if scale is not None:
         texts.append(scale)
     return ", ".join(texts)
+
+
+COMMANDS = {"tree": add_options}

@@ -41,14 +41,12 @@ _SHOWN = 20
 Box = tuple[range, ...]
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "verify",
-        help="check that every stored chunk decodes",
-        description="Reads and decodes every stored chunk of an array, or of all arrays of a "
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Reads and decodes every stored chunk of an array, or of all arrays of a "
         "group, and lists the keys of those that do not decode. Damage that keeps the size is "
-        "found where chunks have a checksum. Exit code 1 if a chunk or a member is bad.",
+        "found where chunks have a checksum. Exit code 1 if a chunk or a member is bad."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of a group or an array")
     add_json_option(command)
@@ -315,3 +313,6 @@ def _report(screen: Screen, url: str, outcome: Outcome, works: list[_Work]) -> N
         screen.line(f"  {printable(_name(bad))}{inside}: {printable(bad.reason)}", style="red")
     if len(outcome.bad) > _SHOWN:
         screen.line(f"  and {len(outcome.bad) - _SHOWN:,} more: --json lists all")
+
+
+COMMANDS = {"verify": add_options}

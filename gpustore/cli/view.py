@@ -41,14 +41,12 @@ if TYPE_CHECKING:
     from gpustore.cli.picture import Pixels
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "view",
-        help="show a slice as a picture",
-        description="Shows a slice of an array in the terminal, or writes it to a PNG file. "
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    command.description = (
+        "Shows a slice of an array in the terminal, or writes it to a PNG file. "
         "Large slices are shown with every n-th element; only the chunks that hold one of these "
-        "are read. Of an image in OME-Zarr the level is chosen that has just enough pixels.",
+        "are read. Of an image in OME-Zarr the level is chosen that has just enough pixels."
     )
     command.add_argument(
         "url", metavar="URL_OR_PATH", help="URL or path of an array, or of an image in OME-Zarr"
@@ -232,3 +230,6 @@ def _pixels(
     numbers = numbers_of(elements)
     dark, bright = wanted or contrast_of(numbers)
     return stretch(numbers, dark, bright), (dark, bright)
+
+
+COMMANDS = {"view": add_options}

@@ -221,6 +221,8 @@ def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
     # of a notebook; commands open arrays as copies do.
     public = {"gpustore", "gpustore.schema.codec_words", "gpustore.copying.elements"}
+    # Commands are found by name, as drivers are.
+    public |= {"gpustore.registry"} if guest == "gpustore.cli" else set()
     rooms = [guest, "gpustore.display."]
     if guest == "gpustore.copying":
         rooms.append("gpustore.sources.")
