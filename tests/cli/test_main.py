@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import gpustore
+from gpustore.cli.main import _COMMANDS
+from tests.matrix import each
 
 COMMAND = [sys.executable, "-c", "from gpustore.cli.main import main; raise SystemExit(main())"]
 
@@ -16,13 +18,31 @@ def test_version(gpustore_command):
     assert (code, out) == (0, f"gpustore {gpustore.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["demo"], ["info"], ["copy"], ["ls"], ["cat"], ["du"]], ids=str
-)
+@each("command", [[], *([name] for name in _COMMANDS)])
 def test_help(gpustore_command, command):
     code, out, err = gpustore_command(*command, "--help")
     assert (code, err) == (0, "")
     assert "usage: gpustore" in out
+
+
+@pytest.mark.matrix("costly")
+def test_help_imports_neither_numpy_nor_rich():
+    code = "import sys\nfrom gpustore.cli.main import main\ntry: main(['--help'])\nfinally: "
+    code += "assert not {'numpy', 'rich', 'gpustore.cli.screen'} & sys.modules.keys()"
+    assert subprocess.run([sys.executable, "-c", code], timeout=200).returncode == 0
+
+
+def test_typos_name_what_is_like_them(gpustore_command, tmp_path):
+    code, out, err = gpustore_command("tre", "x")
+    assert (code, out) == (2, "")
+    assert err.startswith("gpustore: error: there is no command 'tre'; did you mean tree? (see ")
+    gpustore.open(f"{tmp_path}/study.zarr|zarr3:", create=True, dtype="int8", shape=[2]).result()
+    code, out, err = gpustore_command("info", tmp_path / "stud.zarr")
+    assert (code, out) == (1, "")
+    place = tmp_path / "stud.zarr"
+    assert err == (
+        f'gpustore: error: there is nothing at local file "{place}"; did you mean "study.zarr"?\n'
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info"], ["--nonsense"]], ids=str)
