@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,7 +181,7 @@ class TensorStore(ShownArray):
                 return self._driver.read(self._transform, output, batch)
             given_to = registry.public("front.array_library", "given_to")
             output, hand_over = given_to(to, self._driver, output, self.shape)
-            return hand_over(self._driver.read(self._transform, output, batch))
+            return cast(Future[Any], hand_over(self._driver.read(self._transform, output, batch)))
         except OutOfBoundsError as error:
             # Of an index beyond an implicit bound, which the array may have grown past meanwhile.
             raise self._about_bounds(error, self._driver.domain) from None
