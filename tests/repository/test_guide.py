@@ -103,7 +103,7 @@ def as_python(language, text):
 def test_every_python_block_runs(page, runner, tmp_path):
     code = [text for language, text in blocks(page) if language == "python"]
     assert len(code) >= 4
-    if page.stem == "command-line":
+    if page.stem in {"command-line", "copy"}:
         code = [as_python(language, text) for language, text in blocks(page)]
     if page.stem == "ray":  # It warns of settings of its own.
         code.insert(0, "import warnings\n\nwarnings.simplefilter('default')\n")
