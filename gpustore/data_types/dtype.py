@@ -98,7 +98,7 @@ class dtype:
         names at the head of this module, a NumPy dtype or scalar type, whose byte order and (of
         ``S`` and ``V``) length are dropped, or one of Python's ``int``, ``float``, ``complex``,
         ``bool``, ``str`` (ustring) and ``bytes`` (string). NumPy's records are ``byte``, as in
-        TensorStore; :func:`of_elements` keeps them.
+        TensorStore.
 
     Raises
     ------

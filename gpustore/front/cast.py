@@ -25,8 +25,8 @@ def cast(base: TensorStore | Spec, dtype: Any) -> TensorStore | Spec:
     ----------
     base : TensorStore or Spec
     dtype : dtype
-        Data type of the view. Values convert by the rules of :mod:`gpustore.data_types.conversion`:
-        floats are rounded towards zero to integers, and integers keep their low bits.
+        Data type of the view. Values convert by TensorStore's rules: floats are
+        rounded towards zero to integers, and integers keep their low bits.
 
     Returns
     -------

@@ -126,7 +126,7 @@ class Node:
         Raises
         ------
         GpustoreError
-            If they are not a JSON object, or the document cannot be read (:attr:`error`).
+            If they are not a JSON object, or the document cannot be read (``error``).
         """
         self._check()
         if self._attributes is None:
@@ -288,7 +288,7 @@ def parse_node(
     limits: Limits,
     is_inside: bool = False,
 ) -> Node:
-    """Return the node that parsed documents describe; errors go into :attr:`Node.error`.
+    """Return the node that parsed documents describe; errors go into ``error``.
 
     Parameters
     ----------

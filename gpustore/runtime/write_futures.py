@@ -14,7 +14,7 @@ from gpustore.runtime.statistics import CURRENT, Statistics, attributed
 
 
 class WriteFutures:
-    """Handle for a write; its methods are those of its :attr:`commit` Future.
+    """Handle for a write; its methods are those of its Future ``commit``.
 
     Parameters
     ----------

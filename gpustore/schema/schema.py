@@ -72,7 +72,7 @@ class Schema(IndexAccessors):
     dtype : dtype, str, numpy.dtype or type, optional
         Data type of the elements.
     domain : IndexDomain, optional
-        Bounds and labels; :func:`gpustore.schema.domain_merge.merge_domains` merges them.
+        Bounds and labels; merged as TensorStore merges them.
     shape : iterable of int, length rank, optional
         Shape of a domain with origin 0, in elements.
     chunk_layout : ChunkLayout, optional

@@ -72,6 +72,7 @@ def test_every_import_is_declared():
         | EXTRAS["hdf5"]
         | EXTRAS["tiff"]
         | EXTRAS["xarray"]
+        | EXTRAS["zarr"]
         | EXTRAS["torch"]
         | EXTRAS["jax"]
         | EXTRAS["ray"]
