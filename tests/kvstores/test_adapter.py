@@ -90,7 +90,7 @@ def test_url_of_an_array_is_read_and_printed_as_by_tensorstore(url):
     if isinstance(theirs, str):
         assert as_theirs(ours).partition("; ")[0] == theirs
         return
-    assert as_theirs(repr(ours)) == repr(theirs)
+    assert as_theirs(str(ours)) == repr(theirs)
     assert as_theirs(ours.url) == theirs.url
     assert gpustore.Spec(ours.url) == ours
 
