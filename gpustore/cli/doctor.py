@@ -32,12 +32,18 @@ State = Literal["ok", "absent", "bad"]
 
 _EXTRAS = {
     "cli": (("rich", "pillow"), "tables, bars and pictures in the terminal"),
-    "cloud": (("botocore", "google-auth"), "credentials for buckets other than keys and tokens"),
+    "cloud": (("botocore", "google-auth"), "credentials that are not in the environment"),
     "snappy": (("cramjam",), "the codec snappy"),
     "zfp": (("zfpy",), "the codec zfpy"),
     "pcodec": (("pcodec",), "the codec pcodec"),
-    "xarray": (("xarray",), 'xarray.open_dataset(..., engine="gpustore")'),
-    "dask": (("dask",), "gpustore.to_dask and store_dask"),
+    "tiff": (("tifffile", "imagecodecs"), "copies of TIFF files"),
+    "hdf5": (("h5py",), "copies of HDF5 files"),
+    "xarray": (("xarray",), 'open_dataset(engine="gpustore")'),
+    "dask": (("dask",), "to_dask and store_dask"),
+    "zarr": (("zarr",), "zarr-python with gpustore's codecs"),
+    "torch": (("torch",), 'read(to="torch")'),
+    "jax": (("jax",), 'read(to="jax")'),
+    "ray": (("ray",), "data sets of Ray"),
 }
 """Distributions that each extra of the package installs, and what they are for."""
 
@@ -64,12 +70,15 @@ class Finding:
         What was found.
     remedy : str
         What to do; empty if nothing needs to be done.
+    is_extra : bool
+        Whether it is an extra of the package, which not everybody needs.
     """
 
     name: str
     state: State
     text: str
     remedy: str = ""
+    is_extra: bool = False
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,8 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark, style = marks[finding.state]
-        lines = [finding.text] + ([f"→ {finding.remedy}"] if finding.remedy else [])
+        shown = finding.remedy and not finding.is_extra
+        lines = [finding.text] + ([f"→ {finding.remedy}"] if shown else [])
         screen.entry((f"{mark} ", style), f"{finding.name:<{width}}  ", lines)
+    absent = [one.name for one in findings if one.is_extra and one.state == "absent"]
+    if absent:
+        screen.line(f"Extras are installed so: python -m pip install 'gpustore[{absent[0]}]'")
     return 0
 
 
@@ -225,14 +238,11 @@ def _extra(name: str) -> Finding:
     versions = {one: _version(one) for one in distributions}
     if all(versions.values()):
         text = ", ".join(f"{one} {version}" for one, version in versions.items())
-        return Finding(name, "ok", f"{text}, for {purpose}.")
+        return Finding(name, "ok", f"{text}, for {purpose}.", is_extra=True)
     missing = ", ".join(one for one, version in versions.items() if version is None)
-    return Finding(
-        name,
-        "absent",
-        f"Not installed: {missing}, for {purpose}.",
-        f"python -m pip install 'gpustore[{name}]'",
-    )
+    remedy = f"python -m pip install 'gpustore[{name}]'"
+    text = f"{missing} not installed, for {purpose}."
+    return Finding(name, "absent", text, remedy, is_extra=True)
 
 
 def _driver_version() -> str | None:

@@ -70,3 +70,17 @@ def test_facts_keep_their_columns(capsys):
     Screen().facts("title", [("a", "1"), ("long name", "2\n3")])
     lines = capsys.readouterr().out.split("\n")
     assert lines == ["title", "  a          1", "  long name  2", "             3", ""]
+
+
+def test_a_terminal_folds_long_facts_below_their_beginning(capsys, monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "40"}.items():
+        monkeypatch.setenv(name, value)
+    Screen().facts("title", [("name", "word " * 10 + "/" + "long" * 12)])
+    lines = capsys.readouterr().out.split("\n")
+    assert lines == [
+        "title",
+        "  name  word word word word word word",
+        "        word word word word",
+        "        /" + "long" * 12,
+        "",
+    ]
