@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from gpustore.display.array_html import page
+from gpustore.display.group_info import place_of
 from gpustore.display.text import shortened
 from gpustore.errors import GpustoreError
 from gpustore.metadata.logical_path import join
@@ -26,7 +27,7 @@ def group_html(group: Any) -> str:
         names = shortened(", ".join(group.attrs))
         found = dict(islice(group.walk(), _MOST + 1))
     except GpustoreError as error:
-        return page("gpustore.Group", group.url, [*facts, ("unreadable", str(error))], "")
+        return page("gpustore.Group", place_of(group), [*facts, ("unreadable", str(error))], "")
     facts.append(("attributes", names or "none"))
     more = len(found) > _MOST
     if more:
@@ -37,7 +38,9 @@ def group_html(group: Any) -> str:
         below.setdefault(parent, {})[name] = node
     end = "<div>... and more: <code>print(group.tree())</code> shows all</div>" * more
     tree = _list("", below) if found else "<div>no members</div>"
-    return page("gpustore.Group", group.url, facts, f'<div style="width:100%">{tree}{end}</div>')
+    return page(
+        "gpustore.Group", place_of(group), facts, f'<div style="width:100%">{tree}{end}</div>'
+    )
 
 
 def _list(parent: str, below: Mapping[str, Mapping[str, Node]]) -> str:

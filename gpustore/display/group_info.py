@@ -24,7 +24,7 @@ class GroupInfo:
     Attributes
     ----------
     url : str
-        URL that opens the group.
+        URL that opens the group, or its kvstore if that has none.
     name : str
         Path from the root of the hierarchy, with a leading slash.
     format : str
@@ -103,7 +103,7 @@ def group_info(group: Any) -> GroupInfo:
         If the members cannot be listed.
     """
     return GroupInfo(
-        url=group.url,
+        url=place_of(group),
         name=group.name,
         format=f"Zarr v{group.zarr_format} group",
         consolidated=group.is_consolidated,
@@ -136,3 +136,12 @@ def _chunk(node: Node) -> list[int] | None:
 
 
 DISPLAY = group_info
+
+
+def place_of(group: Any) -> str:
+    """Return the URL of a group, or its kvstore if that has none."""
+    try:
+        url: str = group.url
+    except GpustoreError:
+        return repr(group.kvstore)
+    return url

@@ -87,11 +87,11 @@ class ChunkedSpec:
         return f"{self.kvstore.url}|{self.format.id}:"
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
-        """Return the members of the driver."""
+        """Return the members of the driver, without a kvstore that has no JSON."""
         members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
             members = {**DEFAULTS, **members}
-        if self.kvstore is not None:
+        if self.kvstore is not None and self.kvstore.has_json:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
         metadata = self.metadata.to_json()
         if metadata:

@@ -138,7 +138,8 @@ class KvStore:
         Returns
         -------
         KvStore
-            It has no JSON and no URL, and pickles if `store` does.
+            It has no JSON and no URL, and pickles if `store` does. The JSON of an array there names
+            no kvstore: open it with ``kvstore=``.
 
         Raises
         ------

@@ -141,6 +141,11 @@ class KvStoreSpec:
         self._path = path
 
     @property
+    def has_json(self) -> bool:
+        """Whether :meth:`to_json` has a result; not for kvstores over objects of this process."""
+        return not isinstance(self._driver, ForeignSpec)
+
+    @property
     def base(self) -> KvStoreSpec | None:
         """Spec of the kvstore in which an adapter lies; None for others."""
         base: KvStoreSpec | None = self._driver.base
@@ -160,6 +165,11 @@ class KvStoreSpec:
         ----------
         include_defaults : bool
             Whether to include members with their default value.
+
+        Raises
+        ------
+        UnsupportedError
+            If it has none; see :attr:`has_json`.
         """
         json = self._driver.to_json(include_defaults=include_defaults)
         json["driver"] = self._driver.id
@@ -203,7 +213,7 @@ class KvStoreSpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KvStoreSpec):
             return NotImplemented
-        if isinstance(self._driver, ForeignSpec) or isinstance(other._driver, ForeignSpec):
+        if not (self.has_json and other.has_json):
             return self._driver == other._driver and self._path == other._path
         return self.to_json() == other.to_json()
 
@@ -214,7 +224,7 @@ class KvStoreSpec:
         return self.copy()
 
     def __repr__(self) -> str:
-        if isinstance(self._driver, ForeignSpec):
+        if not self.has_json:
             return f"KvStore.Spec({self._driver!r} + {self._path!r})"
         return pretty("KvStore.Spec", self.to_json())
 

@@ -188,6 +188,23 @@ def test_specs_are_objects_without_json(tmp_path):
     assert KvStore.open(pickle.loads(pickle.dumps(spec))).result()["b"] == b"1"
 
 
+def test_arrays_and_groups_are_shown_and_opened_again():
+    kvstore = KvStore.from_zarr_store(storage.MemoryStore())
+    group = gpustore.open_group(kvstore, create=True).result()
+    made = group.create_array("a", data=np.arange(20), chunks=5).result()
+    for text in (repr(made), repr(group.info), group._repr_html_()):
+        assert "MemoryStore(" in text
+    assert "chunk" in repr(made.info)
+    assert "chunks" in made._repr_html_()
+    # JSON names no kvstore, for which another place may stand.
+    json = made.spec().to_json()
+    assert "kvstore" not in json
+    again = gpustore.open(json, kvstore=kvstore / "a").result()
+    np.testing.assert_array_equal(again.read().result(), np.arange(20))
+    again = gpustore.open(made.spec()).result()
+    np.testing.assert_array_equal(again.read().result(), np.arange(20))
+
+
 def test_other_objects_are_refused():
     with pytest.raises(TypeError, match=r"expected a zarr\.abc\.store\.Store, got \{\}"):
         KvStore.from_zarr_store({})
