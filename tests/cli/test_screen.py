@@ -1,5 +1,7 @@
 """Output with and without a terminal."""
 
+import re
+
 from gpustore.cli.screen import Screen
 
 
@@ -73,10 +75,10 @@ def test_facts_keep_their_columns(capsys):
 
 
 def test_a_terminal_folds_long_facts_below_their_beginning(capsys, monkeypatch):
-    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "40"}.items():
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "40"}.items():
         monkeypatch.setenv(name, value)
     Screen().facts("title", [("name", "word " * 10 + "/" + "long" * 12)])
-    lines = capsys.readouterr().out.split("\n")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).split("\n")
     assert lines == [
         "title",
         "  name  word word word word word word",
