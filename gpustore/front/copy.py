@@ -40,8 +40,9 @@ def copy(
     source : str, os.PathLike, dict, Spec, TensorStore, Group or array-like
         A Zarr array or group by path, URL or spec, or opened; a file of NumPy (``"a.npy"``), TIFF
         (``"a.tif"``, extra ``tiff``) or HDF5 and netCDF-4 (``"a.h5::/group/dataset"``, extra
-        ``hdf5``); or an array of NumPy, h5py, zarr-python, dask, xarray, CuPy, JAX or torch. It is
-        read in regions of whole chunks of the copy.
+        ``hdf5``), or a stack of files (``"planes/*.tif"``); or an array of NumPy, h5py,
+        zarr-python, dask, xarray, CuPy, JAX or torch. It is read in regions of whole chunks of the
+        copy.
     target : str, os.PathLike, dict or Spec
         Path or URL of the copy, with or without a format.
     chunks, shards : int or sequence of int, optional

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpustore import registry
-from gpustore.sources.base import FileFormat, Source
+from gpustore.errors import CopyError
+from gpustore.sources.base import FileFormat, Region, Source, region_shape
 
 _BEGIN_NBYTES: Final = 2056
 """Bytes of a file by which its format is recognised."""
 
 
+_WILD: Final = re.compile(r"[*?[]")
+
+
 def open_file(place: str) -> Source | None:
-    """Open a local file of a format in ``gpustore/sources``.
+    """Open a local file of a format in ``gpustore/sources``, or many as a stack.
 
     Parameters
     ----------
     place : str
-        Path or ``file://`` URL; behind ``::`` the part of the file.
+        Path or ``file://`` URL; behind ``::`` the part of the file. A path with ``*``, ``?`` or
+        ``[...]`` that is no file names many, which are stacked along a new first dimension in the
+        order of their names, numbers in them by value.
 
     Returns
     -------
@@ -30,26 +40,77 @@ def open_file(place: str) -> Source | None:
     Raises
     ------
     CopyError, NotFoundError, UnsupportedError
-        If the file has no such part, or its elements have no copy.
+        If a file has no such part, its elements have no copy, or files of a stack differ.
     ModuleNotFoundError
         If the library that reads the format is not installed.
     StoreIOError
-        If the file cannot be read.
+        If a file cannot be read.
     """
     plain = unquote(place[7:]) if place.startswith("file://") else place
     path, mark, part = plain.partition("::")
-    file = Path(path).expanduser()
-    if not file.is_file():
+    whole = Path(path).expanduser()
+    if whole.is_file():
+        return _open(whole, part if mark else None)
+    pattern = str(whole.relative_to(whole.anchor))
+    found = Path(whole.anchor).glob(pattern) if _WILD.search(pattern) else ()
+    paths = [one for one in found if one.is_file()]
+    if not paths:
         return None
+    return _stack(sorted(paths, key=_by_numbers), part if mark else None)
+
+
+def _open(file: Path, part: str | None) -> Source | None:
     with file.open("rb") as opened:
         begin = opened.read(_BEGIN_NBYTES)
     for name in registry.ids("sources"):
         format_: FileFormat = registry.find("sources", name)
         if format_.matches(begin):
-            state, whole = file.stat(), str(file.resolve())
             return replace(
-                format_.open(str(file), part if mark else None),
-                identity=[whole, part, state.st_size, state.st_mtime_ns],
-                place={"driver": "file", "path": whole},
+                format_.open(str(file), part),
+                identity=_identity(file, part),
+                place={"driver": "file", "path": str(file.resolve())},
             )
     return None
+
+
+def _identity(file: Path, part: str | None) -> list[Any]:
+    """Return what tells a file from others, and from itself after a change."""
+    state = file.stat()
+    return [str(file.resolve()), part, state.st_size, state.st_mtime_ns]
+
+
+def _by_numbers(path: Path) -> list[tuple[bool, int, str]]:
+    """Return the key that sorts ``z2`` before ``z10``."""
+    words = re.split(r"(\d+)", str(path))
+    return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
+
+
+def _stack(paths: list[Path], part: str | None) -> Source | None:
+    """Return files as one array; each is opened where a region has it."""
+    first = _open(paths[0], part)
+    if first is None:
+        return None
+    first.close()
+
+    def read(region: Region) -> NDArray[Any]:
+        found = np.empty(region_shape(region), first.dtype)
+        for number in range(region[0].start, region[0].stop):
+            one = _open(paths[number], part)
+            if one is None or (one.shape, one.dtype) != (first.shape, first.dtype):
+                raise CopyError(f"{paths[number]} is no {first.dtype} array of {first.shape}")
+            try:
+                found[number - region[0].start] = one.read(region[1:])
+            finally:
+                one.close()
+        return found
+
+    return replace(
+        first,
+        shape=(len(paths), *first.shape),
+        read=read,
+        chunks=(1, *(first.shape if first.chunks is None else first.chunks)),
+        dims=None if first.dims is None else ("", *first.dims),
+        units=None if first.units is None else (None, *first.units),
+        identity=[_identity(path, part) for path in paths],
+        close=lambda: None,
+    )

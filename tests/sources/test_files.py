@@ -62,3 +62,33 @@ def test_libraries_are_imported_on_use(tmp_path):
     before = set(sys.modules)
     assert open_file(str(tmp_path / "a.npy")) is not None
     assert {"h5py", "tifffile"}.isdisjoint(set(sys.modules) - before)
+
+
+@pytest.fixture
+def planes(tmp_path):
+    """Planes in files whose names sort otherwise as texts."""
+    for number in range(12):
+        np.save(tmp_path / f"z{number}.npy", VALUES + np.uint16(number))
+    return f"{tmp_path}/z*.npy"
+
+
+def test_files_are_stacked_in_the_order_of_their_numbers(planes, tmp_path):
+    copied = gpustore.copy(planes, tmp_path / "b.zarr", chunks=(4, 2, 6), dims=("z", "y", "x"))
+    expected = VALUES + np.arange(12, dtype="u2")[:, None, None]
+    np.testing.assert_array_equal(copied.read().result(), expected)
+    source = open_file(planes)
+    np.testing.assert_array_equal(
+        source.read((slice(3, 11), slice(1, 2), slice(0, 3))), expected[3:11, 1:2, :3]
+    )
+
+
+def test_files_of_a_stack_are_alike(planes, tmp_path):
+    np.save(tmp_path / "z10.npy", VALUES[1:])
+    with pytest.raises(gpustore.CopyError, match=r"z10\.npy is no uint16 array of \(4, 6\)"):
+        gpustore.copy(planes, tmp_path / "b.zarr")
+
+
+def test_a_pattern_may_be_the_name_of_a_file(tmp_path):
+    np.save(tmp_path / "a[1].npy", VALUES)
+    assert open_file(f"{tmp_path}/a[1].npy").shape == VALUES.shape
+    assert open_file(f"{tmp_path}/b*.npy") is None
