@@ -114,6 +114,22 @@ def is_on_cuda(array: Any) -> bool:
     return device is not None and int(device()[0]) in (_CUDA, _CUDA_MANAGED)
 
 
+def as_numpy(array: Any) -> Any:
+    """Return a NumPy array in the memory of a tensor on the host; anything else unchanged.
+
+    A tensor has a data type that is not one of NumPy, to which those of PyTorch convert themselves
+    only if NumPy has the same.
+
+    Raises
+    ------
+    TypeError
+        If its memory is that of a device, or NumPy and ml_dtypes lack its data type.
+    """
+    dtype = getattr(array, "dtype", None)
+    is_tensor = hasattr(array, "__dlpack__") and not isinstance(dtype, np.dtype)
+    return host_view(array) if is_tensor else array
+
+
 def host_view(array: Any) -> NDArray[Any]:
     """Return a NumPy array in the host memory that an object exports by DLPack.
 

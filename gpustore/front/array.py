@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpustore.backends.dlpack import as_numpy
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.drivers.array import wrap
@@ -98,6 +99,7 @@ def _converted(
     array: ArrayLike, data_type: dtype_ | None, copy: bool | None
 ) -> tuple[dtype_, NDArray[Any]]:
     """Return the array to be wrapped, in native byte order, and its data type."""
+    array = as_numpy(array)
     if data_type is None:
         found = np.asarray(array)
         data_type = dtype_("json") if found.dtype == object else dtype_(found.dtype)

@@ -9,6 +9,7 @@ Source: https://docs.ray.io/en/latest/data/custom-datasource-example.html
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -93,7 +94,7 @@ class ArraySource(Datasource):
 
     def estimate_inmemory_data_size(self) -> int:
         """Return the bytes of all elements."""
-        return int(np.prod(self._shape, dtype=object)) * self._itemsize
+        return math.prod(self._shape) * self._itemsize
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
@@ -104,9 +105,8 @@ class ArraySource(Datasource):
         tasks = []
         for part in np.array_split(np.arange(len(units)), max(1, min(parallelism, len(units)))):
             mine = [units[i] for i in part]
-            rows = sum(len(list(itertools.product(*unit))) for unit in mine)
             metadata = BlockMetadata(
-                num_rows=rows,
+                num_rows=sum(math.prod(map(len, unit)) for unit in mine),
                 size_bytes=self.estimate_inmemory_data_size() * len(mine) // max(1, len(units)),
                 input_files=None,
                 exec_stats=None,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpustore.backends.dlpack import as_numpy
 from gpustore.front.store import TensorStore
 from gpustore.sources import hdf5
 from gpustore.sources.base import Region, Source, distinct, json_attributes
@@ -95,9 +96,7 @@ def _elements(array: Any) -> Any:
     """Return elements in host memory as an ndarray; those in the memory of a GPU unchanged."""
     if hasattr(array, "__cuda_array_interface__"):
         return array
-    if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
-        return np.from_dlpack(array)
-    return np.asarray(array)
+    return np.asarray(as_numpy(array))
 
 
 def _dtype(array: Any, rank: int) -> Any:

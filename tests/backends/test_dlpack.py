@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gpustore
 from gpustore.backends import dlpack
 from gpustore.backends.device.foreign import ForeignArray
 from tests.emulator.dlpack import NARROW, DlpackArray
@@ -115,3 +116,44 @@ def test_all_narrow_types_are_those_of_ml_dtypes():
     assert {np.dtype(kind) for kind in dlpack._NARROW.values()} >= {
         np.dtype(getattr(ml_dtypes, name)) for name in dir(ml_dtypes) if name.startswith("float8_")
     }
+
+
+def on_host(values, **options):
+    """A tensor of the host that has DLPack and nothing else."""
+    view = ForeignArray(values, values.ctypes.data, values.strides, values.shape, values.dtype)
+    return DlpackArray(view, device_type=1, **options)
+
+
+@each("dtype", [*NARROW, np.dtype("<u2"), np.dtype("?"), np.dtype("c8")])
+def test_tensors_of_the_host_are_arrays_in_the_same_memory(dtype):
+    whole = np.arange(1, 49 * dtype.itemsize, dtype=np.uint8)[: 48 * dtype.itemsize]
+    values = (whole % 2 if dtype.kind == "b" else whole).view(dtype).reshape(6, 8)[1:, ::-2]
+    tensor = on_host(values)
+    found = dlpack.as_numpy(tensor)
+    assert (found.dtype, found.shape, found.strides) == (dtype, values.shape, values.strides)
+    assert found.ctypes.data == values.ctypes.data
+    assert tensor.held == 1
+    assert tensor.streams == [None]
+    target = gpustore.array(np.zeros((5, 4), dtype))
+    target.write(tensor).result()
+    np.testing.assert_array_equal(target.read().result().view("u1"), values.copy().view("u1"))
+    out = on_host(np.zeros((5, 4), dtype))
+    assert target.read(out=out).result() is out
+    np.testing.assert_array_equal(dlpack.as_numpy(out).view("u1"), values.copy().view("u1"))
+    del found
+    gc.collect()
+    assert tensor.held == 0
+
+
+def test_tensors_of_no_use_to_the_host_are_refused():
+    values = np.zeros(3, "f4")
+    store = gpustore.array(values)
+    with pytest.raises(TypeError, match="memory of a device"):
+        store.write(DlpackArray(replace(VIEW, shape=(3,)), device_type=8))
+    with pytest.raises(TypeError, match="device memory"):
+        store.write(DlpackArray(replace(VIEW, shape=(3,))))
+    with pytest.raises(TypeError, match="read-only"):
+        store.read(out=on_host(values, is_read_only=True))
+    empty = on_host(np.zeros((0, 3), "f4"))
+    assert dlpack.as_numpy(empty).shape == (0, 3)
+    assert dlpack.as_numpy(values) is values

@@ -1,5 +1,6 @@
 """JAX: arrays of reads and for writes, and arrays divided between four devices of the host."""
 
+import doctest
 import os
 import socket
 import subprocess
@@ -49,6 +50,26 @@ def test_data_types_are_exact_both_ways(name):
     target = gpustore.array(np.zeros_like(values))
     target.write(array).result()
     np.testing.assert_array_equal(target.read().result().view("u1"), bits)
+
+
+class OfDevice:
+    """An array that has of CuPy's face what is used, in host memory."""
+
+    def __init__(self, array):
+        self.array = array
+        self.__dlpack__ = array.__dlpack__
+        self.__dlpack_device__ = array.__dlpack_device__
+
+    def view(self, dtype):
+        return OfDevice(self.array.view(dtype))
+
+
+@each("name", ["uint16", "float32", "complex64", "bfloat16", "float8_e5m2"])
+def test_arrays_of_a_device_are_handed_over_by_dlpack(name):
+    values = np.arange(3).astype(getattr(ml_dtypes, name, name))
+    found = conversion(gpustore.dtype(name))(OfDevice(values))
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(np.asarray(found).view("u1"), values.view("u1"))
 
 
 @each("order", ["C", "F"])
@@ -183,3 +204,7 @@ def test_a_process_reads_the_parts_of_its_own_devices_only(stored):
 def test_what_does_not_divide_the_shape_is_an_error(stored):
     with pytest.raises(ValueError, match="divi"):
         read(stored[:3], sharding=NamedSharding(mesh(4), P("a")))
+
+
+def test_examples():
+    assert doctest.testmod(gpustore.interop.jax) == (0, 4)

@@ -1,5 +1,6 @@
 """PyTorch: tensors of reads and for writes, and data sets for its DataLoader."""
 
+import doctest
 import pickle
 import shutil
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gpustore.interop.torch import ArrayDataset  # noqa: E402
+from gpustore.interop.torch import ArrayDataset, conversion  # noqa: E402
 
 VALUES = np.arange(20 * 6, dtype="int32").reshape(20, 6)
 SAME = (
@@ -48,9 +49,27 @@ def test_data_types_are_exact_both_ways_and_no_bytes_are_copied(name):
 
 def test_the_memory_of_the_read_is_that_of_the_tensor():
     for name in ("float32", "bfloat16"):
-        convert = gpustore.interop.torch.conversion(gpustore.dtype(name))
         array = elements(name)
-        assert convert(array).data_ptr() == array.ctypes.data
+        assert conversion(gpustore.dtype(name))(array).data_ptr() == array.ctypes.data
+
+
+class OfDevice:
+    """An array that has of CuPy's face what is used, in host memory."""
+
+    def __init__(self, array):
+        self.array = array
+        self.__dlpack__ = array.__dlpack__
+        self.__dlpack_device__ = array.__dlpack_device__
+
+    def view(self, dtype):
+        return OfDevice(self.array.view(dtype))
+
+
+@each("name", SAME)
+def test_arrays_of_a_device_are_handed_over_by_dlpack(name):
+    values = elements(name) if name != "bool" else np.array([[True, False, True]])
+    tensor = conversion(gpustore.dtype(name))(OfDevice(values))
+    assert (str(tensor.dtype), tensor.data_ptr()) == (f"torch.{name}", values.ctypes.data)
 
 
 @each(
@@ -69,6 +88,15 @@ def test_data_types_that_pytorch_lacks_are_errors_with_a_way_out(dtype, advice):
         store.read(to="torch")
     with pytest.raises(gpustore.UnsupportedError, match=advice):
         ArrayDataset(store)
+
+
+def test_tensors_are_saved_and_wrapped(tmp_path):
+    for name in ("int16", "bfloat16", "float8_e5m2"):
+        values = elements(name)
+        tensor = gpustore.array(values).read(to="torch").result()
+        for store in (gpustore.array(tensor), gpustore.save(tmp_path / f"{name}.zarr", tensor)):
+            assert store.dtype.name == name
+            np.testing.assert_array_equal(store.read().result().view("u1"), values.view("u1"))
 
 
 def test_reads_of_a_batch_and_crops_are_tensors():
@@ -176,3 +204,7 @@ def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
 def test_a_store_in_memory_stays_in_its_process():
     with pytest.raises(gpustore.UnsupportedError, match="store it in files first"):
         pickle.dumps(ArrayDataset(gpustore.array(VALUES)))
+
+
+def test_examples():
+    assert doctest.testmod(gpustore.interop.torch) == (0, 3)

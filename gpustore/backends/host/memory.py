@@ -162,8 +162,7 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
     Floats are no integers by value either: TensorStore would drop their fraction.
     """
-    if hasattr(array, "__dlpack__") and not isinstance(array.dtype, np.dtype):
-        array = dlpack.host_view(array)  # PyTorch makes no NumPy arrays of its narrow floats.
+    array = dlpack.as_numpy(array)
     by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
     if isinstance(array, np.generic) and by_value:
         array = array.item()  # Converts by value, like the Python number it stands for.
