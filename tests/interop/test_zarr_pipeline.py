@@ -314,6 +314,17 @@ def test_a_read_only_store_stays_so(tmp_path):
         ours[:] = 6
 
 
+def test_a_store_that_is_moved(tmp_path, left):
+    store = zarr.storage.LocalStore(tmp_path / "a")
+    ours = made(store, OURS, "zstd")
+    ours[:] = 5
+    asyncio.run(store.move(tmp_path / "b"))
+    ours[:3] = 6
+    assert ours[:].sum() == 5 * 23 * 17 + 3 * 17
+    assert not (tmp_path / "a").exists()
+    assert left() == []
+
+
 def test_arrays_pickle(tmp_path):
     ours = made(tmp_path, OURS, "zstd")
     ours[:] = numbers("i4", *SHAPE)

@@ -287,10 +287,13 @@ class CodecPipeline(_Base):
         _LeftError
             If gpustore does not know its codecs or its data type.
         """
-        loop = None
-        if type(self._store) is not LocalStore and type(self._store) is not MemoryStore:
+        store = self._store
+        loop = root = None
+        if type(store) is LocalStore:
+            root = store.root  # LocalStore.move() changes it.
+        elif type(store) is not MemoryStore:
             loop = asyncio.get_running_loop()
-        key = (shape, device, empty, loop, os.getpid() if loop else 0)
+        key = (shape, device, empty, root, loop, os.getpid() if loop else 0)
         found = self._opened.get(key)
         if found is not None:
             return found
