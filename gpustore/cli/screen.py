@@ -100,15 +100,17 @@ class Screen:
         """Print something that rich can draw."""
         self._console.print(drawing, end="")
 
+    def folded(self, text: str, room: int) -> list[str]:
+        """Divide a text at spaces into lines of `room` columns, if this is a wide terminal."""
+        if not self._console.is_terminal or room < _NARROW:
+            return [text]
+        return textwrap.wrap(text, room, **_FOLDING) or [""]
+
     def facts(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
         """Print a title, then a name and a value on each line; a terminal folds long values."""
         self.line(title, style="bold")
         for name, value in lines_of(facts):
-            room = self.width - len(name) - 4
-            folded = [value]
-            if self._console.is_terminal and room >= _NARROW:
-                folded = textwrap.wrap(value, room, **_FOLDING) or [""]
-            for number, line in enumerate(folded):
+            for number, line in enumerate(self.folded(value, self.width - len(name) - 4)):
                 shown = " " * len(name) if number else name
                 self._console.print(f"  {shown}  ", style="cyan", end="", soft_wrap=True)
                 self.line(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     screen = Screen()
     for line in _lines(root, "", "", None):
-        screen.parts(line)
+        _print(screen, line)
     return 0
 
 
@@ -174,17 +174,43 @@ def _sum(entry: Entry) -> int:
     return int(entry.facts.get("nbytes", 0))
 
 
-_Line = Sequence[tuple[str, str]]
-"""Parts of a line with their styles."""
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the tree.
+
+    Attributes
+    ----------
+    before : str
+        Branches that lead to the name.
+    name, style : str
+        Name and its style.
+    about : str
+        Text behind the name.
+    below : str
+        Branches that go on where the text is folded.
+    """
+
+    before: str
+    name: str
+    style: str
+    about: str
+    below: str
+
+
+def _print(screen: Screen, line: _Line) -> None:
+    indent = len(line.before) + len(line.name) + 2
+    first, *more = screen.folded(line.about, screen.width - indent)
+    text = f"  {first}" if first else ""
+    screen.parts([(line.before, "dim"), (line.name, line.style), (text, "dim")])
+    for text in more:
+        screen.parts([(line.below.ljust(indent) + text, "dim")])
 
 
 def _lines(entry: Entry, before: str, indent: str, scale: str | None) -> list[_Line]:
     """Return the lines of an entry and of all below it."""
     style = {"group": "bold", "array": "", None: "red"}[entry.kind]
-    about = _about(entry, scale)
-    lines: list[_Line] = [
-        [(before, "dim"), (printable(entry.name), style), (f"  {about}" * bool(about), "dim")]
-    ]
+    below = indent + ("│" if entry.members else "")
+    lines = [_Line(before, printable(entry.name), style, _about(entry, scale), below)]
     image = entry.image
     for number, (name, one) in enumerate(entry.members.items(), 1):
         last = number == len(entry.members)

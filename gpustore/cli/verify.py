@@ -310,7 +310,8 @@ def _report(screen: Screen, url: str, outcome: Outcome, works: list[_Work]) -> N
     screen.facts(url, facts)
     for bad in outcome.bad[:_SHOWN]:
         inside = f" ({bad.chunks:,} chunks in it)" if bad.chunks > 1 else ""
-        screen.line(f"  {printable(_name(bad))}{inside}: {printable(bad.reason)}", style="red")
+        text = f"{printable(_name(bad))}{inside}: {printable(bad.reason)}"
+        screen.entry(("! ", "red"), "", [text])
     if len(outcome.bad) > _SHOWN:
         screen.line(f"  and {len(outcome.bad) - _SHOWN:,} more: --json lists all")
 

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from gpustore.cli.picture import Pixels
 
 
+_STRIP = 8
+"""Height of the picture of a slice of one dimension, in pixels."""
+
+
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     command.description = (
@@ -226,7 +230,7 @@ def _pixels(
         if wanted is None:
             return elements, None
     elif elements.ndim < 2:
-        elements = elements.reshape(1, -1)
+        elements = np.broadcast_to(elements.reshape(1, -1), (_STRIP, elements.size))
     numbers = numbers_of(elements)
     dark, bright = wanted or contrast_of(numbers)
     return stretch(numbers, dark, bright), (dark, bright)

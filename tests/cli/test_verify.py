@@ -62,7 +62,7 @@ def test_damage_is_named(gpustore_command, study):
     assert (facts["arrays"], facts["values"], facts["nbytes"]) == (2, 68, 16384)
     code, out, err = gpustore_command("verify", study)
     assert (code, err) == (1, "")
-    assert "  plain/c/7/7: " in out
+    assert "! plain/c/7/7: " in out
     code, out, err = gpustore_command("verify", study, "--quiet")
     assert (code, out) == (1, "")
     assert err.startswith(f"gpustore: error: 4 bad in {study}, the first: empty: ")
@@ -74,7 +74,7 @@ def test_a_damaged_index_counts_all_chunks_of_a_shard(gpustore_command, study):
     shard.write_bytes(shard.read_bytes()[:-4] + b"1234")
     code, out, _ = gpustore_command("verify", study / "sharded")
     assert code == 1
-    assert "  c/0/0 (16 chunks in it): " in out
+    assert "! c/0/0 (16 chunks in it): " in out
 
 
 @pytest.mark.parametrize("nbytes", [1, 300, 2000])
@@ -115,7 +115,7 @@ def test_where_nothing_is_listed_all_chunks_are_read(gpustore_command, study):
         code, out, _ = gpustore_command("verify", f"{server.url}/a")
     assert code == 1
     assert "64 chunks and shards, stored or not: the keys cannot be listed" in out
-    assert "  c/6/6: " in out
+    assert "! c/6/6: " in out
 
 
 def test_ctrl_c_says_how_far_it_came(gpustore_command, study, monkeypatch):
