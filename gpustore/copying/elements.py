@@ -10,6 +10,9 @@ from typing import Any
 
 import gpustore
 
+_NO_ANSWER = ("ABORTED", "DEADLINE_EXCEEDED")
+"""Statuses of errors after all retries or all the time: to look for a group would take as long."""
+
 
 def open_whole(
     name: str | dict[str, Any], *, field: str | None = None, **keywords: Any
@@ -73,8 +76,8 @@ def find_group(
     GpustoreError
         `failure`; or, if `failure` reports a group, the error of opening the group.
     """
-    if isinstance(failure, gpustore.StoreIOError) and failure.status == "ABORTED":
-        raise failure  # All retries have failed.
+    if isinstance(failure, gpustore.StoreIOError) and failure.status in _NO_ANSWER:
+        raise failure
     try:
         return gpustore.open_group(place, context=context).result()
     except gpustore.GpustoreError as error:

@@ -56,7 +56,8 @@ def page(title: str, place: str, facts: Sequence[Fact], aside: str) -> str:
     rows = "".join(
         f'<tr style="background:none"><th style="text-align:left;vertical-align:top;'
         f'font-weight:normal;opacity:.7;padding:1px 1em 1px 0">{escape(name)}</th>'
-        f'<td style="text-align:left;white-space:pre-wrap;padding:1px 0">{escape(value)}</td></tr>'
+        '<td style="text-align:left;white-space:pre-wrap;max-width:32em;padding:1px 0">'
+        f"{escape(value)}</td></tr>"
         for name, value in facts
     )
     return (

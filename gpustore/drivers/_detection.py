@@ -110,11 +110,11 @@ _OF_FILES: Final[dict[_Format, Callable[[bytes, bytes], bool]]] = {
 }
 
 _OTHERS: Final = {
-    b"\x89HDF\r\n\x1a\n": "an HDF5 or netCDF-4 file, which h5py reads",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 or netCDF-4 file, which h5py reads and gpustore.copy copies",
     b"CDF\x01": "a netCDF-3 file, which scipy.io.netcdf_file reads",
     b"CDF\x02": "a netCDF-3 file, which scipy.io.netcdf_file reads",
     b"CDF\x05": "a netCDF-3 file, which the package netCDF4 reads",
-    b"\x93NUMPY": "an array in NumPy's format, which numpy.load reads",
+    b"\x93NUMPY": "an array in NumPy's format, which numpy.load reads and gpustore.copy copies",
     b"ZISRAWFILE": "a CZI image of ZEISS, which the package bioio-czi reads",
     b"\xda\xce\xbe\n": "an ND2 image of Nikon, which the package nd2 reads",
     b"PAR1": "a Parquet table, which the package pyarrow reads",
@@ -218,9 +218,10 @@ def one_of(found: Found, store: KvStore) -> _Format:
         )
     if not usable:
         only = formats[0]
+        copied = "; gpustore.copy makes one of it" if only.name == "tiff" else ""
         raise UnsupportedError(
             f'{where} is {only.what}, and gpustore has no driver "{only.name}"; it opens zarr2 and '
-            "zarr3 arrays",
+            f"zarr3 arrays{copied}",
             key=store.path,
         )
     if found.metadata is not None and is_group_document(found.metadata.value):

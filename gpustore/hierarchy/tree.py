@@ -16,9 +16,6 @@ class Tree(str):
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{self.replace('&', '&amp;').replace('<', '&lt;')}</pre>"
-
 
 def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:
     """Draw a hierarchy with one line for each node; arrays with their shape and data type.

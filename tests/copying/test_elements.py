@@ -11,6 +11,7 @@ import tensorstore
 import zarr
 
 import gpustore
+from gpustore.copying import elements
 
 SHAPE, CHUNK = (7, 10), (3, 4)
 FIELDS2 = [["x", ">u2"], ["y", "|S3"], ["z", "<f4", [2, 3]]]
@@ -409,3 +410,11 @@ def test_types_that_zarr2_lacks_are_said(data_type, said, tmp_path, gpustore_com
     assert code == 1
     assert said in err
     assert gpustore_command("copy", tmp_path / "a", f"{tmp_path}/c|zarr3:")[0] == 0
+
+
+@pytest.mark.parametrize("status", ["ABORTED", "DEADLINE_EXCEEDED"])
+def test_a_server_without_an_answer_is_not_asked_for_a_group(status):
+    failure = gpustore.StoreIOError("no answer", status=status)
+    with pytest.raises(gpustore.StoreIOError) as caught:
+        elements.find_group("memory://nothing/", failure)
+    assert caught.value is failure

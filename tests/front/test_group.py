@@ -290,7 +290,6 @@ def test_a_tree_shows_itself(root):
     fill(root)
     tree = root.tree()
     assert repr(tree) == str(tree)
-    assert tree._repr_html_() == f"<pre>{tree}</pre>"
 
 
 def test_pickle_and_repr(root, zarr_format):

@@ -627,8 +627,14 @@ def test_a_path_that_is_not_there_names_those_like_it(tmp_path):
 @pytest.mark.parametrize(
     ("begin", "what"),
     [
-        (b"\x89HDF\r\n\x1a\n", "an HDF5 or netCDF-4 file, which h5py reads"),
-        (b"\x93NUMPY", "an array in NumPy's format, which numpy.load reads"),
+        (
+            b"\x89HDF\r\n\x1a\n",
+            "an HDF5 or netCDF-4 file, which h5py reads and gpustore.copy copies",
+        ),
+        (
+            b"\x93NUMPY",
+            "an array in NumPy's format, which numpy.load reads and gpustore.copy copies",
+        ),
         (b"\x1f\x8b", "compressed by gzip"),
     ],
 )
