@@ -17,7 +17,8 @@ from typing import Any
 
 import gpustore
 from gpustore.copying.plan import Plan
-from gpustore.sources.base import Region, Source, region_shape
+from gpustore.display.extents import chunk_extents
+from gpustore.sources.base import Region, Source, ranges_of, region_shape
 
 _LOOK_S = 0.1
 
@@ -71,7 +72,8 @@ def transfer(
         Returns True to stop: no further region begins, and regions under way are cancelled; some
         whole chunks of a region that is being written may be stored.
     moving : callable
-        Called every now and then with half of the bytes that are decoded and not yet stored.
+        Called every now and then with the bytes of regions under way: half of a region is done when
+        it is decoded, the other half chunk by chunk as it is stored.
     first : int
         First region to copy; the regions before it are stored.
 
@@ -82,18 +84,24 @@ def transfer(
     """
     regions = plan.regions(first)
     reads: deque[tuple[Region, gpustore.Future[Any]]] = deque()
-    writes: deque[tuple[int, gpustore.WriteFutures]] = deque()
+    writes: deque[tuple[Region, gpustore.WriteFutures]] = deque()
+    stored = chunk_extents(target, "write_chunk")
 
     def nbytes_of(region: Region) -> int:
         return math.prod(region_shape(region)) * plan.itemsize
 
-    def decoded() -> int:
-        shares = [
-            nbytes_of(region) if read.done() else read.statistics["bytes_decoded"]
-            for region, read in reads
-        ]
-        bounds = [nbytes_of(region) for region, _ in reads]
-        return sum(map(min, shares, bounds)) + sum(nbytes for nbytes, _ in writes)
+    def under_way() -> int:
+        """Half of the bytes that are decoded and of those that are stored."""
+        halves = 0.0
+        for region, read in reads:
+            nbytes = nbytes_of(region)
+            known = nbytes if read.done() else read.statistics["bytes_decoded"]
+            halves += min(nbytes, known) / 2
+        for region, write in writes:
+            values = math.prod(map(len, ranges_of(region, stored)))
+            share = write.statistics["values_stored"] / max(1, values)
+            halves += nbytes_of(region) * (1 + min(1.0, share)) / 2
+        return int(halves)
 
     try:
         while not stopped():
@@ -109,20 +117,20 @@ def transfer(
                 if read.done():
                     elements = read.result()
                     reads.popleft()
-                    writes.append((nbytes_of(place), _part(target, place).write(elements)))
+                    writes.append((place, _part(target, place).write(elements)))
                     # What is written must not stay in memory for the sake of these names.
                     del elements, read
             elif writes:
-                nbytes, write = writes[0]
+                place, write = writes[0]
                 with suppress(TimeoutError):
                     write.exception(timeout=_LOOK_S)
                 if write.done():
                     write.result()
                     writes.popleft()
-                    advance(nbytes)
+                    advance(nbytes_of(place))
             else:
                 return
-            moving(decoded() // 2)
+            moving(under_way())
     finally:
         for _, read in reads:
             read.cancel()

@@ -141,6 +141,7 @@ def _counts(
         "writes": Bounds(1, 1),
         "chunks_planned": Bounds(changed.chunks, changed.chunks),
         "key_reads": Bounds(changed.read_values, changed.read_values),
+        "values_stored": Bounds(0, changed.chunks),
         "bytes_stored": Bounds(0, most),
         "chunks_encoded_device": chunks if encodes and not array.chain.is_raw else _NONE,
         "host_encodings": chunks if on_device else _NONE,

@@ -61,7 +61,8 @@ def write_native(
         array.forget(rows.keys)
         done = {row for row, status in enumerate(job.status) if status == DONE}
         # A file whose directory did not reach the disk is not certainly stored.
-        STATISTICS.add(bytes_stored=sum([job.stored[row] for row in done.difference(errors)]))
+        sizes = [job.stored[row] for row in done.difference(errors)]
+        STATISTICS.add(values_stored=len(sizes), bytes_stored=sum(sizes))
     columns.error.update({chosen[row]: error for row, error in errors.items()})
     decided = done.union(missing, errors)
     over = {chosen[row] for row in decided}

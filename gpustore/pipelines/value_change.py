@@ -266,8 +266,8 @@ def _store(array: ChunkedArray, request: WriteRequest) -> WriteColumns:
         array.forget(request.keys)
     # Where a condition failed or an error occurred there is no generation.
     stored = zip(request.values, columns.generation)
-    nbytes = sum([len(value) for value, generation in stored if generation and value is not None])
-    STATISTICS.add(bytes_stored=nbytes)
+    sizes = [len(value) for value, generation in stored if generation and value is not None]
+    STATISTICS.add(values_stored=len(sizes), bytes_stored=sum(sizes))
     return columns
 
 

@@ -35,6 +35,7 @@ COUNTERS: Final = MappingProxyType(
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",
         "bytes_fetched": "encoded bytes of chunks and shards that came from a kvstore",
         "bytes_decoded": "decoded bytes of chunks (or parts of uncompressed ones) that were read",
+        "values_stored": "chunks and shards that went to a kvstore",
         "bytes_stored": "encoded bytes of chunks and shards that went to a kvstore",
         "bytes_to_device": "bytes copied from host to device memory",
         "bytes_to_host": "bytes copied from device to host memory",

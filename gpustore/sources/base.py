@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as field_
 from typing import Any, Final
@@ -164,7 +164,7 @@ def region_shape(region: Region) -> tuple[int, ...]:
     return tuple(part.stop - part.start for part in region)
 
 
-def ranges_of(region: Region, chunks: tuple[int, ...]) -> list[range]:
+def ranges_of(region: Region, chunks: Sequence[int]) -> list[range]:
     """Return the numbers of the chunks along each dimension that a region touches.
 
     >>> ranges_of((slice(2, 5), slice(0, 4)), (2, 4))

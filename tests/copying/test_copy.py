@@ -252,3 +252,34 @@ def test_wrong_arguments_change_nothing(tmp_path, source, options, text):
     with pytest.raises(gpustore.GpustoreError, match=text):
         gpustore.copy(given, tmp_path / "b", **options)
     assert not (tmp_path / "b").exists()
+
+
+def test_progress_moves_while_chunks_of_a_region_are_stored(monkeypatch):
+    """A write of chunks waits for the next call."""
+    context = gpustore.Context()
+    values = np.ones((8, 1024, 1024), "u1")
+    driver = type(gpustore.KvStore.open("memory://").result().driver)
+    write_many, seen = driver.write_many, threading.Semaphore(0)
+
+    def waiting(self, request):
+        if any(value is not None and len(value) > 1000 for value in request.values):
+            assert seen.acquire(timeout=60)
+        return write_many(self, request)
+
+    monkeypatch.setattr(driver, "write_many", waiting)
+    done = []
+
+    def progress(nbytes, total):
+        done.append(nbytes)
+        seen.release()
+
+    gpustore.copy(
+        values,
+        "memory://a/",
+        chunks=(1, 1024, 1024),
+        codec="none",
+        context=context,
+        progress=progress,
+    )
+    shares = {nbytes / values.nbytes for nbytes in done}
+    assert len([share for share in shares if 0.5 < share < 1]) > 1

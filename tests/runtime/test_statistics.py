@@ -144,7 +144,8 @@ def test_counts_of_chunks():
     crops = {"reads": 1, "chunks_planned": 1, "key_reads": 1}
     crops |= {"bytes_fetched": CHUNK_NBYTES, "bytes_decoded": CHUNK_NBYTES}
     assert counted(lambda: store.read_many([[0, 0], [2, 2]], [2, 2])) == crops
-    one = {"writes": 1, "chunks_planned": 1, "bytes_stored": CHUNK_NBYTES}
+    one = {"writes": 1, "chunks_planned": 1, "values_stored": 1}
+    one["bytes_stored"] = CHUNK_NBYTES
     assert counted(lambda: store[:4, :4].write(values[:4, :4])) == one
     read = {"key_reads": 1, "bytes_fetched": CHUNK_NBYTES}
     assert counted(lambda: store[1, :4].write(7)) == one | read
@@ -164,7 +165,7 @@ def test_counts_of_a_shard():
     missing = {"chunks_missing": 1, "key_reads": 1, "bytes_fetched": INDEX_NBYTES}
     assert counted(store[5, 5].read) == inner | missing
     nbytes = INDEX_NBYTES + 3 * CHUNK_NBYTES
-    shard = {"writes": 1, "chunks_planned": 4, "bytes_stored": nbytes}
+    shard = {"writes": 1, "chunks_planned": 4, "values_stored": 1, "bytes_stored": nbytes}
     assert counted(lambda: store.write(values)) == shard
     part = {"chunks_planned": 1, "key_reads": 1, "bytes_fetched": nbytes}
     assert counted(lambda: store[:4, :4].write(9)) == shard | part
