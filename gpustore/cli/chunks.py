@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     stored = StoredValues.listed(store, grid)
     if stored is None:
         raise CommandError(
-            f"{arguments.url} cannot be listed: {store.url.partition(':')[0]} servers do not tell "
+            f"{arguments.url} cannot be listed: {_kvstore(store)} servers do not tell "
             "what they have; `gpustore verify` reads the chunks"
         )
     for key, error in list(stored.errors.items())[:1]:
@@ -87,6 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         screen.line()
         _histogram(screen, grid, list(stored.nbytes.values()))
     return 0
+
+
+def _kvstore(store: gpustore.TensorStore) -> str:
+    """Return the name of the kvstore of an array."""
+    return "" if store.kvstore is None else str(store.kvstore.driver.id)
 
 
 def describe(store: gpustore.TensorStore, grid: ValueGrid, stored: StoredValues) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def ls(arguments: argparse.Namespace) -> int:
         names = [key.decode(errors="surrogateescape") for key in directory.list().result()]
     else:
         names = directory.list_names().result()
-    _require(names, directory)
+    _require(names, arguments.url)
     if sys.stdout.isatty():
         sys.stdout.writelines(f"{printable(name)}\n" for name in names)
     else:
@@ -93,7 +93,7 @@ def du(arguments: argparse.Namespace) -> int:
     else:
         _require_list(store, arguments.url)
         sizes, errors = directory.list_nbytes().result()
-        _require([*sizes, *errors], directory)
+        _require([*sizes, *errors], arguments.url)
     for error in list(errors.values())[:1]:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         print(f"gpustore: not counted: {error}{more}", file=sys.stderr)
@@ -130,7 +130,7 @@ def cat(arguments: argparse.Namespace) -> int:
         )
     out = sys.stdout.buffer
     try:
-        for part in _parts(_value(arguments)):
+        for part in _parts(_value(arguments), arguments.url):
             out.write(part)
     except gpustore.InvalidKeyError as error:
         raise CommandError(
@@ -190,12 +190,12 @@ def _is_directory(error: gpustore.StoreIOError) -> bool:
     return error.status == "FAILED_PRECONDITION" and str(error).endswith(" but a directory")
 
 
-def _require(names: Collection[str], store: gpustore.KvStore) -> None:
+def _require(names: Collection[str], url: str) -> None:
     if not names:
-        raise CommandError(f"there is nothing at {store.url}")
+        raise CommandError(f"there is nothing at {url}")
 
 
-def _parts(store: gpustore.KvStore) -> Iterator[bytes]:
+def _parts(store: gpustore.KvStore, url: str) -> Iterator[bytes]:
     """Yield the value at a path, in parts that fit in memory."""
     nbytes = 0
     with contextlib.suppress(gpustore.UnsupportedError):
@@ -209,7 +209,7 @@ def _parts(store: gpustore.KvStore) -> Iterator[bytes]:
     for start in range(0, nbytes, _PART_NBYTES):
         part = store.read("", byte_range=slice(start, min(start + _PART_NBYTES, nbytes))).result()
         if part.state != "value" or generation not in (None, part.stamp.generation):
-            raise CommandError(f"{store.url} was changed while it was read")
+            raise CommandError(f"{url} was changed while it was read")
         generation = part.stamp.generation
         yield part.value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,7 +48,13 @@ class Request:
     @property
     def name(self) -> str:
         """Name of the target in messages."""
-        return self.target if isinstance(self.target, str) else gpustore.Spec(self.target).url
+        if isinstance(self.target, str):
+            return self.target
+        spec = gpustore.Spec(self.target)
+        try:
+            return spec.url
+        except gpustore.GpustoreError:  # Not everything has one, as S3 with an endpoint.
+            return json.dumps(spec.to_json())
 
     def warn(self, notes: Iterable[str]) -> None:
         """Warn of properties that are lost, and of memory."""

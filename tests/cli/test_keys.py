@@ -193,11 +193,11 @@ def test_archives_of_other_writers_are_listed(gpustore_command, tmp_path):
 @each(
     ("command", "name", "text"),
     [
-        ("ls", "none", "there is nothing at file://"),
-        ("du", "none/", "there is nothing at file://"),
+        ("ls", "none", "there is nothing at /"),
+        ("du", "none/", "there is nothing at /"),
         ("cat", "none", "does not exist"),
         ("ls", "file", "is a value, not a directory: `gpustore cat` prints it; if it is an arch"),
-        ("du", "file/", "there is nothing at file://"),
+        ("du", "file/", "there is nothing at /"),
         ("cat", "folder/", "is no key of a value"),
         ("cat", "archive.zip|zip:", "`gpustore ls` lists what is in it"),
         ("cat", "folder", "is not a regular file but a directory: `gpustore ls` lists what is in"),
