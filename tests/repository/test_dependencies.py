@@ -76,7 +76,6 @@ def test_every_import_is_declared():
         | EXTRAS["torch"]
         | EXTRAS["jax"]
         | EXTRAS["ray"]
-        | EXTRAS["zarr"]
     )
     assert {name: place for name, place in imported().items() if name not in declared} == {}
 

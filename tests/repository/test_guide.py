@@ -94,6 +94,31 @@ def machine_of(page):
         yield {"STORAGE_EMULATOR_HOST": server.url}
 
 
+def first_scripts():
+    """Sections of the page of first scripts: lists of their blocks of Python."""
+    text = (GUIDE / "first-scripts.md").read_text(encoding="utf-8")
+    for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        yield [code for _, code in BLOCK.findall(section)]
+
+
+def is_installed(code):
+    """Whether the libraries are there that are in none but the extra `dev`."""
+    libraries = ("dask", "matplotlib", "torch")
+    needed = [name for name in libraries if re.search(rf"\b(to_)?{name}\b", code)]
+    return all(importlib.util.find_spec(name) for name in needed)
+
+
+def test_first_scripts_are_shorter_than_with_zarr_python():
+    _, *tasks = first_scripts()
+    assert len(tasks) == 3
+    for theirs, ours, check in tasks:
+        lines = [[line for line in one.splitlines() if line.strip()] for one in (theirs, ours)]
+        assert "import zarr" in lines[0]
+        assert "import gpustore" in lines[1]
+        assert len(lines[1]) < len(lines[0]) * 3 / 4
+        assert "assert " in check
+
+
 def as_python(language, text):
     """What a block does: of a console, the lines with commands of gpustore."""
     if language != "console":
@@ -107,6 +132,9 @@ def as_python(language, text):
 def test_every_python_block_runs(page, runner, tmp_path):
     code = [text for language, text in blocks(page) if language == "python"]
     assert len(code) >= 4
+    if page.stem == "first-scripts":
+        tasks = ("\n".join(blocks) for blocks in first_scripts())
+        code = [task for task in tasks if is_installed(task)]
     if page.stem in {"command-line", "copy"}:
         code = [as_python(language, text) for language, text in blocks(page)]
     if page.stem == "ray":  # It warns of settings of its own.
