@@ -9,6 +9,7 @@ import zarr
 import gpustore
 from gpustore.cli import verify
 from tests.kvstores.http.http_server import HttpServer
+from tests.matrix import each
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_damaged_index_counts_all_chunks_of_a_shard(gpustore_command, study):
     assert "! c/0/0 (16 chunks in it): " in out
 
 
-@pytest.mark.parametrize("nbytes", [1, 300, 2000])
+@each("nbytes", [1, 300, 2000])
 def test_large_chunks_and_shards_are_read_in_parts(gpustore_command, study, monkeypatch, nbytes):
     monkeypatch.setattr(verify, "_BOX_NBYTES", nbytes)
     cut(study / "plain" / "c" / "2" / "2")
