@@ -356,6 +356,8 @@ class _CastKind:
     is_adapter = True
     shares_members = False
 
+    of_driver = staticmethod(cast_driver)
+
     def from_base(
         self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
     ) -> DriverSpec:

@@ -14,7 +14,6 @@ from gpustore import registry
 from gpustore.backends.base import NEW, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.base import Driver, OpenMode
-from gpustore.drivers.cast import cast_driver
 from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
 from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
@@ -113,7 +112,8 @@ class TensorStore(ShownArray):
         target = dtype_(dtype)
         if target == self.dtype:
             return self
-        return TensorStore._of(cast_driver(self._driver, target), self._transform)
+        driver = registry.find("drivers", "cast").of_driver(self._driver, target)
+        return TensorStore._of(driver, self._transform)
 
     # ---- elements
 

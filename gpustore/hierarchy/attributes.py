@@ -200,6 +200,10 @@ class Attributes(Mapping[str, JsonValue]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return what IPython and Jupyter offer behind ``attrs["``."""
+        return list(self)
+
     def __repr__(self) -> str:
         members = ", ".join(f"{name!r}: {self._known()[name]!r}" for name in sorted(self._known()))
         return f"Attributes({{{members}}})"

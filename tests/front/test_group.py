@@ -279,6 +279,8 @@ def test_members_as_those_of_a_mapping(root):
     fill(root)
     ct = root["ct"]
     assert ct._ipython_key_completions_() == ct.keys()
+    ct.attrs.update({"a": 1, "b": 2}).result()
+    assert ct.attrs._ipython_key_completions_() == ["a", "b"]
     items = dict(ct.items())
     assert list(items) == ct.keys()
     assert [str(one.url) for one in ct.values()] == [str(ct[name].url) for name in ct]
