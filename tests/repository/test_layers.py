@@ -44,6 +44,7 @@ ROOMS = (
     "interop",
     "sources",
     "copying",
+    "loader",
     "cli",
 )
 
@@ -216,13 +217,14 @@ def test_only_the_registry_imports_by_name():
     assert wrong == []
 
 
-@each("guest", ["gpustore.cli", "gpustore.copying", "gpustore.interop"])
+@each("guest", ["gpustore.cli", "gpustore.copying", "gpustore.interop", "gpustore.loader"])
 def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
     # of a notebook; commands open arrays as copies do.
     public = {"gpustore", "gpustore.schema.codec_words", "gpustore.copying.elements"}
-    # Commands are found by name, as drivers are.
-    public |= {"gpustore.registry"} if guest == "gpustore.cli" else set()
+    # Commands are found by name, as drivers are, and the library that batches are for.
+    by_name = ("gpustore.cli", "gpustore.loader")
+    public |= {"gpustore.registry"} if guest in by_name else set()
     rooms = [guest, "gpustore.display."]
     if guest == "gpustore.copying":
         rooms.append("gpustore.sources.")

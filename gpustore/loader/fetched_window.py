@@ -1,0 +1,142 @@
+"""Windows whose arrays are read: all chunks of their patches are decoded once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpustore
+from gpustore.loader.order import Window
+from gpustore.loader.volume import PairedArray, Volume
+
+Integers = NDArray[np.int64]
+
+REFLECT: Final = "reflect"
+
+
+class _FetchedArray:
+    """One array of a window: the region that has all patches, or the patches one by one.
+
+    A region costs its bytes whatever the number of patches; few patches of a large region are read
+    alone.
+    """
+
+    def __init__(self, array: PairedArray, origins: Integers, edge: str) -> None:
+        self.array = array
+        self._origins = array.at(origins)
+        self._edge = edge
+        extent = np.array(array.extent())
+        self.low = np.clip(self._origins.min(axis=0), 0, extent)
+        self.high = np.clip(self._origins.max(axis=0) + np.array(array.patch), 0, extent)
+        box = math.prod((self.high - self.low).tolist()) * math.prod(array.leading)
+        box *= array.dtype.itemsize
+        alone = len(origins) * array.patch_nbytes
+        is_inside = bool((self._origins >= 0).all()) and bool(
+            (self._origins + np.array(array.patch) <= extent).all()
+        )
+        self.is_box = not is_inside or alone > box
+        self.nbytes = box if self.is_box else alone
+        self._future: gpustore.Future[Any] | None = None
+
+    def begin(self) -> None:
+        """Begin to read."""
+        if self.is_box:
+            self._future = self.array.read_box(self.low.tolist(), self.high.tolist())
+        else:
+            self._future = self.array.read_patches(self._origins)
+
+    def result(self) -> Any:
+        """Wait until the array is read.
+
+        Raises
+        ------
+        GpustoreError
+            As the read does; the message names the array and the region.
+        """
+        assert self._future is not None
+        try:
+            return self._future.result()
+        except gpustore.GpustoreError as error:
+            origin = np.array(self.array.store.domain.origin)[len(self.array.leading) :]
+            low, high = (self.low + origin).tolist(), (self.high + origin).tolist()
+            raise error.prefixed(
+                f"Error reading patches of array {self.array.name!r} from {low} up to {high}"
+            ) from error
+
+    def statistics(self) -> dict[str, int]:
+        """Return what the read has counted so far."""
+        return {} if self._future is None else self._future.statistics.snapshot()
+
+    def cut(self, first: int, out: Any, fill_value: Any) -> None:
+        """Copy the patches from number `first` on from the region to `out`, one a row."""
+        region = self.result()
+        leading = (slice(None),) * len(self.array.leading)
+        patch, extent = self.array.patch, self.array.extent()
+        for i, origin in enumerate(self._origins[first : first + len(out)].tolist()):
+            ends = [o + p for o, p in zip(origin, patch, strict=True)]
+            if min(origin) >= 0 and all(e <= n for e, n in zip(ends, extent, strict=True)):
+                low = self.low.tolist()
+                some = [slice(o - lo, e - lo) for o, e, lo in zip(origin, ends, low, strict=True)]
+                out[i] = region[(*leading, *some)]
+            elif self._edge == REFLECT:
+                at = [_mirrored(o, e, n) - lo for o, e, n, lo in
+                      zip(origin, ends, extent, self.low.tolist(), strict=True)]  # fmt: skip
+                grid = np.ix_(*(np.arange(n) for n in self.array.leading), *at)
+                out[i] = region[grid]
+            else:
+                out[i] = fill_value
+                inside = [(max(o, 0), min(e, n)) for o, e, n in
+                          zip(origin, ends, extent, strict=True)]  # fmt: skip
+                src = [slice(a - lo, b - lo) for (a, b), lo in
+                       zip(inside, self.low.tolist(), strict=True)]  # fmt: skip
+                dst = [slice(a - o, b - o) for (a, b), o in zip(inside, origin, strict=True)]
+                out[i][(*leading, *dst)] = region[(*leading, *src)]
+
+
+class FetchedWindow:
+    """Patches of a window that one rank takes, and their arrays.
+
+    Parameters
+    ----------
+    window : Window
+    volume : Volume
+    chosen : ndarray of int64, shape (n,)
+        Numbers, within the window, of the patches to read; ascending.
+    edge : {"shift", "reflect", "fill"}
+
+    Attributes
+    ----------
+    numbers : ndarray of int64
+        Numbers of these patches in the epoch.
+    origins : ndarray of int64, shape (n, rank)
+        Their origins, in the coordinates of the first array's domain.
+    nbytes : int
+        Bytes that the arrays take.
+    """
+
+    def __init__(self, window: Window, volume: Volume, chosen: Integers, edge: str) -> None:
+        origins = window.origins[chosen]
+        self.volume = window.volume
+        self.numbers = window.first + chosen
+        self.origins = origins + np.array(volume.origin)
+        self.arrays = [_FetchedArray(one, origins, edge) for one in volume.arrays]
+        self.nbytes = sum(one.nbytes for one in self.arrays)
+
+    def begin(self) -> None:
+        """Begin to read all arrays, together."""
+        for one in self.arrays:
+            one.begin()
+
+
+def _mirrored(begin: int, end: int, extent: int) -> Integers:
+    """Return the indices of elements, of which those outside are mirrored at the last one inside.
+
+    >>> _mirrored(-2, 5, 4).tolist()
+    [2, 1, 0, 1, 2, 3, 2]
+    """
+    period = max(1, 2 * (extent - 1))
+    found = np.arange(begin, end) % period
+    return np.minimum(found, period - found) if extent > 1 else found

@@ -1,0 +1,71 @@
+"""Ranks: which part of each batch of a training job this process takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+Ranks = tuple[int, int]
+"""Rank of this process, and number of processes."""
+
+
+def ranks_of(dist: str | Ranks | Callable[[], Ranks] | None) -> Ranks:
+    """Return the rank of this process and the number of processes.
+
+    Parameters
+    ----------
+    dist : {"auto", "torch", "jax"}, tuple of int, callable or None
+        ``"torch"`` asks ``torch.distributed``, ``"jax"`` JAX; ``"auto"`` asks the one of them that
+        the program uses and has initialised, and otherwise the variables ``RANK`` and
+        ``WORLD_SIZE``. A callable returns the tuple. None is one process.
+
+    Raises
+    ------
+    ValueError
+        If the tuple is no rank, or the library is not initialised.
+    """
+    if dist is None:
+        return 0, 1
+    if callable(dist):
+        found = dist()
+    elif dist == "auto":
+        found = _torch() or _jax() or _environment()
+    elif dist == "torch":
+        asked = _torch()
+        if asked is None:
+            raise ValueError('dist="torch": torch.distributed is not initialised')
+        found = asked
+    elif dist == "jax":
+        jax = sys.modules.get("jax")
+        if jax is None:
+            raise ValueError('dist="jax": the program has not imported jax')
+        found = jax.process_index(), jax.process_count()
+    elif isinstance(dist, str):
+        raise ValueError(f'dist: expected "auto", "torch", "jax" or (rank, world), got {dist!r}')
+    else:
+        found = dist
+    rank, world = (int(n) for n in found)
+    if not 0 <= rank < world:
+        raise ValueError(f"dist: expected 0 <= rank < world, got rank {rank} of {world}")
+    return rank, world
+
+
+def _torch() -> Ranks | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return None
+    if not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _jax() -> Ranks | None:
+    jax = sys.modules.get("jax")
+    if jax is None or jax.process_count() == 1:
+        return None
+    return jax.process_index(), jax.process_count()
+
+
+def _environment() -> Ranks:
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,341 @@
+"""The loader on the host: values, order, ranks, states, memory."""
+
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpustore
+from gpustore.loader import GridPatches, PatchLoader, RandomPatches
+from tests.on_device import emulated
+
+SHAPE = (40, 36, 32)
+
+
+@pytest.fixture(scope="module")
+def volume():
+    return np.arange(np.prod(SHAPE), dtype="uint16").reshape(SHAPE)
+
+
+def stored(values, chunks, name="volume"):
+    return gpustore.create_array(
+        f"memory://loader/{name}-{values.dtype}-{'x'.join(map(str, (*values.shape, *chunks)))}/",
+        data=values,
+        chunks=chunks,
+        overwrite=True,
+        context=CONTEXT,
+    ).result()
+
+
+CONTEXT = gpustore.Context()
+
+
+@pytest.fixture(scope="module")
+def store(volume):
+    return stored(volume, (8, 8, 8))
+
+
+def origins(loader):
+    return [tuple(one) for batch in loader for one in batch["origin"].tolist()]
+
+
+def crop(values, origin, shape):
+    return values[tuple(slice(o, o + n) for o, n in zip(origin, shape, strict=True))]
+
+
+@given(
+    patch=st.tuples(*[st.integers(1, 20)] * 3),
+    chunks=st.tuples(*[st.integers(5, 20)] * 3),
+    per_epoch=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    window=st.integers(1, 60_000),
+    prefetch=st.integers(0, 2),
+    seed=st.integers(0, 5),
+)
+def test_batches_have_the_values_at_their_origins(
+    volume, patch, chunks, per_epoch, batch_size, window, prefetch, seed
+):
+    sampler = RandomPatches(patch, per_epoch=per_epoch, seed=seed, window=window)
+    loader = PatchLoader(
+        stored(volume, chunks), sampler=sampler, batch_size=batch_size, prefetch=prefetch
+    )
+    seen = 0
+    for batch in loader:
+        assert len(batch["image"]) == len(batch["origin"]) <= batch_size
+        for found, origin in zip(batch["image"], batch["origin"].tolist(), strict=True):
+            np.testing.assert_array_equal(found, crop(volume, origin, patch))
+        seen += len(batch["image"])
+    assert seen == per_epoch
+    assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("edge", ["reflect", "fill"])
+@given(patch=st.tuples(*[st.integers(1, 60)] * 3), seed=st.integers(0, 3))
+def test_patches_beyond_the_volume_are_those_of_a_padded_one(volume, store, edge, patch, seed):
+    before = [n // 2 for n in patch]
+    mode = {"reflect": {"mode": "reflect"}, "fill": {"mode": "constant"}}[edge]
+    padded = np.pad(volume, [(b, n) for b, n in zip(before, patch, strict=True)], **mode)
+    loader = PatchLoader(
+        store, sampler=RandomPatches(patch, per_epoch=8, seed=seed, edge=edge), batch_size=4
+    )
+    for batch in loader:
+        for found, origin in zip(batch["image"], batch["origin"].tolist(), strict=True):
+            where = [o + b for o, b in zip(origin, before, strict=True)]
+            np.testing.assert_array_equal(found, crop(padded, where, patch))
+
+
+def test_all_origins_are_equally_likely():
+    store = gpustore.array(np.zeros((9, 8), "uint8"))
+    sampler = RandomPatches((3, 2), per_epoch=101, seed=2, window=20)
+    loader = PatchLoader(store, sampler=sampler, batch_size=50)
+    counts = np.zeros((7, 7), int)
+    for _ in range(97):
+        for origin in origins(loader):
+            counts[origin] += 1
+    expected = 97 * 101 / 49
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert chi < 82  # 48 degrees of freedom: more in one of a thousand
+
+
+def test_weights_are_the_probability_of_centres():
+    weights = np.array([[0, 1], [3, 0], [0, 0]])
+    store = gpustore.array(np.zeros((24, 16), "uint8"))
+    sampler = RandomPatches((4, 4), per_epoch=400, weights=weights, edge="fill", window=100)
+    loader = PatchLoader(store, sampler=sampler, batch_size=40)
+    counts = np.zeros((3, 2), int)
+    for _ in range(10):
+        for y, x in origins(loader):
+            counts[(y + 2) // 8, (x + 2) // 8] += 1
+    assert (counts[weights == 0] == 0).all()
+    assert counts.sum() == 4000
+    assert abs(counts[1, 0] - 3000) < 5 * (4000 * 3 / 16) ** 0.5
+
+
+def test_order_does_not_depend_on_ranks_prefetch_or_memory(store):
+    def loader(batch_size, **options):
+        sampler = RandomPatches((9, 8, 7), per_epoch=96, seed=1, window=20_000)
+        return PatchLoader(store, sampler=sampler, batch_size=batch_size, **options)
+
+    expected = origins(loader(8))
+    assert origins(loader(8, prefetch=0, memory="120 kB")) == expected
+    ranks = [[b["origin"].tolist() for b in loader(2, dist=(rank, 4))] for rank in range(4)]
+    together = [tuple(o) for batches in zip(*ranks, strict=True) for b in batches for o in b]
+    assert together == expected
+
+
+def test_ranks_have_equally_many_batches_and_all_patches(store):
+    for per_epoch, drop_last in ((23, False), (23, True), (24, False)):
+        sampler = RandomPatches((8, 8, 8), per_epoch=per_epoch)
+        found = [
+            [*PatchLoader(store, sampler=sampler, batch_size=2, dist=(r, 3), drop_last=drop_last)]
+            for r in range(3)
+        ]
+        assert len({len(one) for one in found}) == 1
+        count = sum(len(b["image"]) for one in found for b in one)
+        assert count == (18 if drop_last else per_epoch)
+
+
+def test_a_state_goes_on_exactly_with_other_ranks(store):
+    def loader(batch_size, **options):
+        sampler = RandomPatches((8, 8, 8), per_epoch=40, seed=4, window=30_000)
+        return PatchLoader(store, sampler=sampler, batch_size=batch_size, **options)
+
+    whole = loader(4)
+    first, second = origins(whole), origins(whole)
+    stopped = loader(4)
+    stopped.set_epoch(1)
+    for number, _ in enumerate(stopped):
+        if number == 3:
+            break
+    state = json.loads(json.dumps(stopped.state_dict()))
+    assert (state["epoch"], state["position"]) == (1, 4)
+    ranks = []
+    for rank in range(2):
+        again = loader(2, dist=(rank, 2))
+        again.load_state_dict(state)
+        again.set_epoch(again.epoch)
+        ranks.append([batch["origin"].tolist() for batch in again])
+    together = [tuple(o) for batches in zip(*ranks, strict=True) for b in batches for o in b]
+    assert together == second[16:]
+    assert first != second
+    stopped.set_epoch(0)
+    assert origins(stopped) == first
+
+
+def test_a_state_of_other_data_says_what_changed(volume, store):
+    def loader(some=store, seed=4, batch_size=4):
+        return PatchLoader(
+            some, sampler=RandomPatches((8, 8, 8), per_epoch=40, seed=seed), batch_size=batch_size
+        )
+
+    state = loader().state_dict()
+    for other, what in (
+        (loader(seed=5), "sampler"),
+        (loader(batch_size=5), "global batch"),
+        (loader(stored(volume[:32], (8, 8, 8))), "arrays"),
+    ):
+        with pytest.raises(gpustore.ConflictError, match=f"another {what}"):
+            other.load_state_dict(state)
+    with pytest.raises(gpustore.ConflictError, match="version 0"):
+        loader().load_state_dict({**state, "version": 0})
+
+
+def test_paired_arrays_stay_paired(volume):
+    channels = np.stack([volume, volume + 1])
+    half = volume[::2, ::2, ::2].astype("uint8")
+    arrays = {
+        "label": stored(volume, (7, 16, 9)),
+        "image": stored(channels, (1, 8, 8, 8)),
+        "half": stored(half, (5, 5, 5)),
+    }
+    loader = PatchLoader(
+        arrays,
+        sampler=RandomPatches((8, 6, 4), per_epoch=30, window=20_000),
+        batch_size=7,
+        dtype={"half": "float32"},
+        normalize={"image": (0, 65535)},
+    )
+    for batch in loader:
+        assert batch["image"].dtype == batch["half"].dtype == np.float32
+        for i, origin in enumerate(batch["origin"].tolist()):
+            assert not any(o % 2 for o in origin)
+            expected = crop(volume, origin, (8, 6, 4))
+            np.testing.assert_array_equal(batch["label"][i], expected)
+            np.testing.assert_allclose(batch["image"][i, 0], expected / 65535, rtol=1e-6)
+            np.testing.assert_allclose(batch["image"][i, 1], (expected + 1) / 65535, rtol=1e-6)
+            np.testing.assert_array_equal(batch["half"][i], expected[::2, ::2, ::2].astype("uint8"))
+
+
+def test_volumes_of_several_sizes_have_patches_by_their_sizes(volume):
+    volumes = [stored(volume, (8, 8, 8)), stored(volume[:20, :20, :20], (8, 8, 8))]
+    loader = PatchLoader(
+        [{"image": one} for one in volumes],
+        sampler=RandomPatches((8, 8, 8), per_epoch=600, window=9_000),
+        batch_size=50,
+    )
+    numbers = np.concatenate([batch["volume"] for batch in loader])
+    share = 13**3 / (13**3 + 33 * 29 * 25)
+    assert abs((numbers == 1).mean() - share) < 2 / 600 * len(volumes)
+
+
+def test_grids_cover_the_volume(store):
+    loader = PatchLoader(
+        store, sampler=GridPatches((9, 10, 11), overlap=(2, 0, 3), window=12_000), batch_size=8
+    )
+    covered = np.zeros(SHAPE, int)
+    for batch in loader:
+        for origin in batch["origin"].tolist():
+            crop(covered, origin, (9, 10, 11))[...] += 1
+    assert covered.min() == 1
+    assert loader.stats()["patches"] == 6 * 4 * 4
+
+
+def test_chunks_are_decoded_about_once_an_epoch(store):
+    sampler = RandomPatches((8, 8, 8), per_epoch=2000, window=40 * 36 * 32 * 2 // 4)
+    loader = PatchLoader(store, sampler=sampler, batch_size=100)
+    for _ in loader:
+        pass
+    assert loader.stats()["chunks_decoded"] <= 1.6 * 5 * 5 * 4
+    assert loader.stats()["batches"] == 20
+
+
+def test_nothing_is_left_behind_by_a_break_an_error_or_a_drop(store):
+    def running():
+        return [one for one in threading.enumerate() if one.name == "gpustore-loader"]
+
+    sampler = RandomPatches((8, 8, 8), per_epoch=200)
+    loader = PatchLoader(store, sampler=sampler, batch_size=2)
+    for _ in loader:
+        break
+    gc.collect()
+    assert running() == []
+
+    def fail(batch):
+        raise ZeroDivisionError
+
+    failing = PatchLoader(store, sampler=sampler, batch_size=2, transform=fail)
+    with pytest.raises(ZeroDivisionError):
+        next(iter(failing))
+    gc.collect()
+    assert running() == []
+    batches = iter(loader)
+    next(batches)
+    del batches
+    gc.collect()
+    assert running() == []
+
+
+def test_a_damaged_chunk_names_array_key_and_place(volume, tmp_path):
+    store = gpustore.create_array(
+        str(tmp_path), data=volume, chunks=(8, 8, 8), codec="zstd"
+    ).result()
+    (tmp_path / "c/1/1/1").write_bytes(b"damaged")
+    loader = PatchLoader(
+        {"cells": store}, sampler=RandomPatches((30, 30, 30), per_epoch=4), batch_size=2
+    )
+    with pytest.raises(gpustore.CorruptChunkError, match=r"array 'cells' from \[.*c/1/1/1"):
+        for _ in loader:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"sampler": RandomPatches((41, 1, 1), per_epoch=1)}, gpustore.MismatchError, "smaller"),
+        ({"sampler": RandomPatches((1,) * 4, per_epoch=1)}, gpustore.MismatchError, "dimensions"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"to": "tensorflow"}, ValueError, "to: expected"),
+        ({"memory": "1 kB"}, gpustore.LimitError, "memory"),
+        ({"memory": "ten"}, ValueError, "memory"),
+        ({"dist": (3, 3)}, ValueError, "rank 3 of 3"),
+        ({"dist": "mpi"}, ValueError, "dist"),
+        ({"dist": "torch"}, ValueError, "not initialised"),
+        ({"dist": (0, 7)}, ValueError, "some ranks have none"),
+        ({"batch_size": 9, "drop_last": True}, ValueError, "no batch"),
+        ({"normalize": (1, 1)}, ValueError, "low < high"),
+        ({"normalize": (0, 1), "dtype": "uint8"}, ValueError, "no fractions"),
+    ],
+)
+def test_parameters_without_meaning_are_errors_at_once(store, change, error, text):
+    options = {"sampler": RandomPatches((8, 8, 8), per_epoch=8), "batch_size": 1} | change
+    with pytest.raises(error, match=text):
+        PatchLoader(store, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shape": ()},
+        {"shape": (0, 1)},
+        {"per_epoch": 0},
+        {"edge": "wrap"},
+        {"window": 0},
+        {"weights": [[0, 0]]},
+        {"weights": [[-1, 2]]},
+        {"weights": [1.0]},
+    ],
+)
+def test_samplers_without_meaning_are_errors_at_once(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        RandomPatches(**{"shape": (2, 2), "per_epoch": 1, **options})
+
+
+def test_stores_on_a_device_are_refused(store):
+    with emulated() as device:
+        there = gpustore.open(store.spec(), context=CONTEXT, device=device.name).result()
+        with pytest.raises(gpustore.UnsupportedError, match='open it with device="cpu"'):
+            PatchLoader(there, sampler=RandomPatches((8, 8, 8), per_epoch=8), batch_size=1)
+
+
+def test_ranks_come_from_the_environment(store, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler = RandomPatches((8, 8, 8), per_epoch=8)
+    found = origins(PatchLoader(store, sampler=sampler, batch_size=2, dist="auto"))
+    assert found == origins(PatchLoader(store, sampler=sampler, batch_size=2, dist=(1, 2)))
+    assert found == origins(PatchLoader(store, sampler=sampler, batch_size=2, dist=lambda: (1, 2)))
