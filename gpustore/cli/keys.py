@@ -11,10 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.failure import CommandError
+from gpustore.cli.failure import CommandError, printable
 from gpustore.cli.options import add_json_option, add_place_options
 from gpustore.cli.places import reading_context, spec_of
-from gpustore.cli.screen import printable
 from gpustore.display.text import format_nbytes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import gpustore
 from gpustore import registry
-from gpustore.cli.failure import CommandError
+from gpustore.cli.failure import CommandError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"gpustore: {' '.join(text.split())}", file=sys.stderr)
+    print(f"gpustore: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

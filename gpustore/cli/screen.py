@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpustore.cli.failure import CommandError
+from gpustore.cli.failure import CommandError, printable
 from gpustore.display.text import format_nbytes, lines_of
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ def missing_library(error: ModuleNotFoundError) -> CommandError:
     """Return the error for a library of the extra ``cli`` that is not installed."""
     library = {"PIL": "pillow"}.get(str(error.name).partition(".")[0], "rich")
     return CommandError(f"{library} is not installed: python -m pip install 'gpustore[cli]'")
-
-
-def printable(text: str) -> str:
-    """Return a text as a terminal may show it: names in files of others may hold control codes."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class Screen:
@@ -78,12 +73,12 @@ class Screen:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Print one line without folding it, so that paths can be copied."""
-        self._console.print(text, style=style, soft_wrap=True)
+        self._console.print(printable(text, lines=True), style=style, soft_wrap=True)
 
     def parts(self, parts: Sequence[tuple[str, str]]) -> None:
         """Print one line of several texts, each with its style, without folding it."""
         for text, style in parts:
-            self._console.print(text, style=style, end="", soft_wrap=True)
+            self._console.print(printable(text), style=style, end="", soft_wrap=True)
         self.line()
 
     def entry(self, mark: tuple[str, str], name: str, lines: Sequence[str]) -> None:
@@ -111,7 +106,7 @@ class Screen:
         self.line(title, style="bold")
         for name, value in lines_of(facts):
             for number, line in enumerate(self.folded(value, self.width - len(name) - 4)):
-                shown = " " * len(name) if number else name
+                shown = " " * len(name) if number else printable(name)
                 self._console.print(f"  {shown}  ", style="cyan", end="", soft_wrap=True)
                 self.line(line)
 

@@ -17,7 +17,7 @@ from gpustore.cli.failure import CommandError
 from gpustore.cli.ome import Image, find_image
 from gpustore.cli.options import add_json_option, add_place_options, integer
 from gpustore.cli.places import open_node, reading_context
-from gpustore.cli.screen import Screen, printable
+from gpustore.cli.screen import Screen
 from gpustore.display.elements import Elements
 from gpustore.display.text import format_nbytes, format_shape
 
@@ -210,7 +210,7 @@ def _lines(entry: Entry, before: str, indent: str, scale: str | None) -> list[_L
     """Return the lines of an entry and of all below it."""
     style = {"group": "bold", "array": "", None: "red"}[entry.kind]
     below = indent + ("│" if entry.members else "")
-    lines = [_Line(before, printable(entry.name), style, _about(entry, scale), below)]
+    lines = [_Line(before, entry.name, style, _about(entry, scale), below)]
     image = entry.image
     for number, (name, one) in enumerate(entry.members.items(), 1):
         last = number == len(entry.members)
@@ -224,7 +224,7 @@ def _about(entry: Entry, scale: str | None) -> str:
     """Return what stands behind a name."""
     facts = entry.facts
     if entry.kind is None:
-        return f"unreadable: {printable(facts['error'])}"
+        return f"unreadable: {facts['error']}"
     if entry.kind == "array":
         texts = [f"{format_shape(facts['shape'])} {facts['dtype']}"]
         noun = "shard" if facts["is_sharded"] else "chunk"

@@ -23,7 +23,7 @@ import gpustore
 from gpustore.cli.failure import CommandError
 from gpustore.cli.options import add_json_option, add_place_options, add_progress_options
 from gpustore.cli.places import open_member, open_node, reading_context
-from gpustore.cli.screen import Screen, printable
+from gpustore.cli.screen import Screen
 from gpustore.cli.value_grid import StoredValues, ValueGrid
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_nbytes
@@ -310,7 +310,7 @@ def _report(screen: Screen, url: str, outcome: Outcome, works: list[_Work]) -> N
     screen.facts(url, facts)
     for bad in outcome.bad[:_SHOWN]:
         inside = f" ({bad.chunks:,} chunks in it)" if bad.chunks > 1 else ""
-        text = f"{printable(_name(bad))}{inside}: {printable(bad.reason)}"
+        text = f"{_name(bad)}{inside}: {bad.reason}"
         screen.entry(("! ", "red"), "", [text])
     if len(outcome.bad) > _SHOWN:
         screen.line(f"  and {len(outcome.bad) - _SHOWN:,} more: --json lists all")

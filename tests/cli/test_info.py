@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -277,3 +278,34 @@ def test_a_group_on_a_web_server_needs_consolidated_metadata(gpustore_command, t
     with served() as server:
         code, out, _ = gpustore_command("info", f"{server.url}/g")
         assert (code, "k (4,) int8" in out) == (0, True)
+
+
+def test_attributes_units_and_no_word_of_gpus(gpustore_command, tmp_path):
+    attributes = {"title": "x" * 90, "window": [-200, 400]}
+    gpustore.open(
+        f"{tmp_path}/a|zarr3:",
+        create=True,
+        dtype="uint8",
+        shape=[4, 6],
+        dims=["y", None],
+        units=["0.5 um", None],
+        attributes=attributes,
+    ).result()
+    code, out, err = gpustore_command("info", tmp_path / "a")
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "units y: 0.5 um" in lines
+    assert f'title: "{"x" * 76}...' in lines
+    assert "window: [-200, 400]" in lines
+    if not Path("/dev/nvidiactl").exists():
+        assert "GPU" not in out
+
+
+def test_a_level_of_an_image_has_a_scale(gpustore_command, image):
+    path, _ = image
+    _, out, _ = gpustore_command("info", path / "1")
+    assert "  scale          y 1 µm, x 0.25 µm (OME-Zarr 0.5, axes zyx, 2 levels)\n" in out
+    _, out, _ = gpustore_command("info", "--json", path / "1")
+    assert json.loads(out)["ome_scale"] == [1, 1, 0.25]
+    _, out, _ = gpustore_command("info", path)
+    assert "  image       OME-Zarr 0.5, axes zyx, 2 levels\n" in out

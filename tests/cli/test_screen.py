@@ -86,3 +86,10 @@ def test_a_terminal_folds_long_facts_below_their_beginning(capsys, monkeypatch):
         "        /" + "long" * 12,
         "",
     ]
+
+
+def test_control_codes_of_files_are_not_shown(capsys):
+    screen = Screen()
+    screen.facts("t", [("a\x1b[31m", "b\x9bc\nd")])
+    screen.parts([("x\x1b]0;y", "")])
+    assert capsys.readouterr().out == "t\n  a?[31m  b?c\n          d\nx?]0;y\n"
