@@ -1,8 +1,8 @@
 """Runs pytest once for each line of standard input, in a process forked from this one.
 
 This process has imported the packages that take long to import, with their sanitizer if it has one.
-A line is a JSON list: the folder of the kernels, the file for all that is printed, the arguments of
-pytest. The answer is a line with the exit status, which is negative after a signal.
+A line is a JSON list: variables of the environment, the file for all that is printed, the arguments
+of pytest. The answer is a line with the exit status, which is negative after a signal.
 """
 
 import json
@@ -23,9 +23,9 @@ MAX_CPU_S = 60
 """Seconds of the processor after which a run has hung."""
 
 
-def _run(folder, printed, arguments):
+def _run(variables, printed, arguments):
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
-    os.environ["KERNEL_FOLDER"] = folder
+    os.environ |= variables
     file = os.open(printed, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
