@@ -48,11 +48,19 @@ COMPRESSORS_V2 = [
 ]
 
 
+SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=3)
+
+
+def chunk_of(draw, shape):
+    """A chunk shape of which at most eight lie along a dimension: each is a file."""
+    return [draw(st.integers(-(-size // 8), 12)) for size in shape]
+
+
 @st.composite
 def metadata_v3(draw):
     """Metadata of an array that a device encodes."""
-    shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
-    chunk = [draw(st.integers(1, 12)) for _ in shape]
+    shape = draw(SHAPES)
+    chunk = chunk_of(draw, shape)
     dtype = draw(st.sampled_from(["uint8", "int16", "float32", "float64", "complex64", "bool"]))
     codecs = [{"name": "bytes"}]
     if dtype not in ("uint8", "bool"):
@@ -88,13 +96,13 @@ def metadata_v3(draw):
 @st.composite
 def metadata_v2(draw):
     """Metadata of a Zarr v2 array that a device encodes."""
-    shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    shape = draw(SHAPES)
     dtype = draw(st.sampled_from(["|u1", "<i2", ">i4", "<f4", ">f8", "<c8", "|b1"]))
     filters = draw(st.sampled_from([None, [{"id": "shuffle", "elementsize": 1}]]))
     return {
         "zarr_format": 2,
         "shape": shape,
-        "chunks": [draw(st.integers(1, 12)) for _ in shape],
+        "chunks": chunk_of(draw, shape),
         "dtype": dtype,
         "order": draw(st.sampled_from("CF")),
         "compressor": draw(st.sampled_from(COMPRESSORS_V2)),
