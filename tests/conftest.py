@@ -57,7 +57,7 @@ def pytest_cmdline_main(config):
         # Tests that wait for processes or servers leave a core idle.
         option.numprocesses = (os.cpu_count() or 1) + 1
     if plugins.hasplugin("timeout") and option.timeout is None:
-        option.timeout = 120
+        option.timeout = 300  # Of a busy machine; a test that hangs is the only one that takes it.
 
 
 @pytest.hookimpl(wrapper=True)

@@ -119,7 +119,7 @@ def test_regions_of_a_raw_chunk_that_lie_far_apart_are_fetched_alone(kind, endia
     values = np.random.default_rng(0).integers(0, 2, (64, 64, 128)).astype(kind)
     store = created(tmp_path, values.shape, values.shape, kind, [named("bytes", endian=endian)])
     store[...] = values
-    store = open_at(tmp_path, {})
+    store = open_at(tmp_path, {}, data_copy_concurrency={"limit": 1})
     boxes = [
         np.s_[3, 5, 7],
         np.s_[60:63, 9, 100:],

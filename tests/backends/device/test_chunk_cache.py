@@ -241,7 +241,8 @@ def test_threads_share_a_small_cache(device):
         for _ in range(150):
             numbers = np.unique(random.integers(0, 12, 4))
             chunks, _ = look(cache, numbers)
-            live = {one.address: one.nbytes for one in device._memory.live()}
+            with device.lock:
+                live = {one.address: one.nbytes for one in device._memory.live()}
             for number, slab, address in zip(numbers, chunks.slab, chunks.position, strict=True):
                 if slab > 0 and not any(at <= address < at + n for at, n in live.items()):
                     failures.append(int(number))
