@@ -176,7 +176,6 @@ def test_a_far_match_cut_at_every_byte_is_damage():
     assert sizes == [300 * 32] * 6
 
 
-@pytest.mark.long
 def test_a_length_of_more_than_32_bits_is_damage():
     # 15 + 255 * 16843009 + 0 is 14 in 32 bits.
     stream = b"\xf0" + b"\xff" * 16843009 + b"\0" + bytes(14)

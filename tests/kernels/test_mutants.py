@@ -1,8 +1,8 @@
 """The tests of the kernels notice a changed kernel: every mutant of a line must fail them.
 
-Each mutant replaces one text, which must stand in its file exactly once. All mutants of a family are
-compiled together, and a variable says which is in effect. Its family's tests run in a process of
-their own; what survives them must not survive them under AddressSanitizer.
+Each mutant replaces one text, which must stand in its file exactly once. All mutants of a family
+are compiled together, and a variable says which is in effect. Its family's tests run in a process
+of their own; what survives them must not survive them under AddressSanitizer.
 """
 
 import json
@@ -179,12 +179,13 @@ class _Forking:
         self._process.communicate()
 
     def run(self, folder, number, family, printed, matrix="whole"):
-        """Whether a family's tests pass with a mutant in this folder (0: none), and their output."""
+        """Whether a family's tests pass with a mutant in effect (0: none), and their output."""
         tests = f"tests/kernels/test_{family}.py"
         # A sanitizer's report goes to the standard error itself, which pytest must not keep.
         arguments = ["--capture=sys", "-x", "-q", "--matrix", matrix, tests]
         variables = {"KERNEL_FOLDER": str(folder), "KERNEL_MUTANT": str(number)}
-        print(json.dumps([variables, str(printed), arguments]), file=self._process.stdin, flush=True)
+        line = json.dumps([variables, str(printed), arguments])
+        print(line, file=self._process.stdin, flush=True)
         status = int(self._process.stdout.readline())
         text = printed.read_text(encoding="utf-8", errors="replace")
         if status == 0:
