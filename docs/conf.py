@@ -54,7 +54,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 def _source_read(app: Sphinx, docname: str, source: list[str]) -> None:
     """Show pages by their titles, and give the guide a menu of the pages in its table."""
-    text = source[0].replace("](../../README.md", "](../index.md")
+    text = re.sub(r"\]\(\.\./((?:\.\./)?)README\.md", r"](\1index.md", source[0])
     source[0] = re.sub(r"\[[\w./-]+\.md\]\(([\w./#-]+)\)", r"[](\1)", text)
     if docname == "guide/README":
         pages = re.findall(r"^\| \[[^\]]*\]\(([\w-]+)\.md\)", _GUIDE.read_text("utf-8"), re.M)
