@@ -112,6 +112,10 @@ def _opened(source: Any, request: Request) -> gpustore.TensorStore | gpustore.Gr
     if isinstance(source, gpustore.Group):
         return source
     if isinstance(source, gpustore.TensorStore):
+        if request.field is not None:
+            raise gpustore.CopyError(
+                "`field` names a field, but the source is open: open the field"
+            )
         if not _is_whole(source):
             return of_object(source)
         spec = source.spec(retain_context=True)

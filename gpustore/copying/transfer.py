@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
+
 import gpustore
 from gpustore.copying.plan import Plan
 from gpustore.display.extents import chunk_extents
-from gpustore.sources.base import Region, Source, ranges_of, region_shape
+from gpustore.sources.base import Region, Source, ranges_of, region_shape, slabs
 
 _LOOK_S = 0.1
+_SLAB_NBYTES = 8 << 20
 
 
 @contextmanager
@@ -103,12 +106,16 @@ def transfer(
             halves += nbytes_of(region) * (1 + min(1.0, share)) / 2
         return int(halves)
 
+    def showing(nbytes: int) -> None:
+        moving(under_way() + nbytes // 2)
+
     try:
         while not stopped():
             room = plan.in_flight - len(reads) - len(writes)
             place = next(regions, None) if room else None
             if place is not None:
-                reads.append((place, _begun(source.read(place))))
+                read = _begun(source, place, nbytes_of(place), stopped, showing)
+                reads.append((place, read))
             elif reads and (reads[0][1].done() or not writes):
                 place, read = reads[0]
                 with suppress(TimeoutError):
@@ -141,8 +148,28 @@ def transfer(
                 write.exception()
 
 
-def _begun(read: Any) -> gpustore.Future[Any]:
-    """Return the Future of a read that is begun now, also where its elements are there."""
+def _begun(
+    source: Source,
+    region: Region,
+    nbytes: int,
+    stopped: Callable[[], bool],
+    showing: Callable[[int], object],
+) -> gpustore.Future[Any]:
+    """Begin to read a region of so many bytes; `showing` is called with those that are read."""
+    count = -(-nbytes // _SLAB_NBYTES)
+    if source.is_slow and count > 1 and source.chunks is not None:
+        elements = np.empty(region_shape(region), gpustore.dtype(source.dtype).array_dtype)
+        done = 0
+        for part in slabs(region, source.chunks, count):
+            if stopped():
+                break  # What was read is not written either.
+            places = zip(part, region, strict=True)
+            here = tuple(slice(p.start - r.start, p.stop - r.start) for p, r in places)
+            elements[here] = source.read(part)
+            done += elements[here].nbytes
+            showing(done)
+        return gpustore.Future(elements)
+    read = source.read(region)
     if not isinstance(read, gpustore.Future):
         return gpustore.Future(read)
     read.force()

@@ -52,7 +52,7 @@ def of_object(array: Any) -> Source:
     attributes = getattr(array, "attrs", None)
     return Source(
         shape,
-        _dtype(array, len(shape)),
+        _dtype(array, lambda: read((slice(0, 0),) * len(shape))),
         read,
         chunks=_chunks(array, len(shape)),
         dims=distinct(names) if isinstance(names, tuple) and len(names) == len(shape) else None,
@@ -99,12 +99,12 @@ def _elements(array: Any) -> Any:
     return np.asarray(as_numpy(array))
 
 
-def _dtype(array: Any, rank: int) -> Any:
-    """Return the data type of elements, as NumPy names it."""
+def _dtype(array: Any, none: Callable[[], Any]) -> Any:
+    """Return the data type of elements, as NumPy names it; `none` reads no element."""
     try:
         return np.dtype(array.dtype)
     except TypeError:  # A tensor's own.
-        return _elements(array[(slice(0, 0),) * rank]).dtype
+        return none().dtype
 
 
 def _chunks(array: Any, rank: int) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as field_
 from typing import Any, Final
@@ -34,6 +34,9 @@ class Source:
         memory or in that of a GPU.
     chunks : tuple of int, optional
         Shape of the parts that are read whole; None if any region is read as fast.
+    is_slow : bool
+        Whether `read` decodes in its own thread: large regions are read in parts then, between
+        which a copy shows progress and can be stopped.
     dims : tuple of str, optional
         Names of the dimensions, empty where unknown.
     units : tuple of str or None, optional
@@ -54,6 +57,7 @@ class Source:
     dtype: Any
     read: Callable[[Region], Any]
     chunks: tuple[int, ...] | None = None
+    is_slow: bool = False
     dims: tuple[str, ...] | None = None
     units: tuple[str | None, ...] | None = None
     attributes: Mapping[str, Any] = field_(default_factory=dict)
@@ -162,6 +166,25 @@ def region_shape(region: Region) -> tuple[int, ...]:
     (3, 4)
     """
     return tuple(part.stop - part.start for part in region)
+
+
+def slabs(region: Region, chunks: Sequence[int], count: int) -> Iterator[Region]:
+    """Divide a region into at most `count` parts of whole chunks, along its first long dimension.
+
+    >>> [parts[1] for parts in slabs((slice(3, 4), slice(2, 9)), (1, 4), 2)]
+    [slice(2, 8, None), slice(8, 9, None)]
+    """
+    ranges = ranges_of(region, chunks)
+    axis = next((d for d, numbers in enumerate(ranges) if len(numbers) > 1), None)
+    if axis is None:
+        yield region
+        return
+    numbers, whole = ranges[axis], region[axis]
+    step = -(-len(numbers) // count)
+    for first in range(numbers.start, numbers.stop, step):
+        begin = max(whole.start, first * chunks[axis])
+        part = slice(begin, min(whole.stop, (first + step) * chunks[axis]))
+        yield (*region[:axis], part, *region[axis + 1 :])
 
 
 def ranges_of(region: Region, chunks: Sequence[int]) -> list[range]:

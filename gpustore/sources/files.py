@@ -109,6 +109,7 @@ def _stack(paths: list[Path], part: str | None) -> Source | None:
         shape=(len(paths), *first.shape),
         read=read,
         chunks=(1, *(first.shape if first.chunks is None else first.chunks)),
+        is_slow=True,
         dims=None if first.dims is None else ("", *first.dims),
         units=None if first.units is None else (None, *first.units),
         identity=[_identity(path, part) for path in paths],

@@ -94,6 +94,7 @@ def of_dataset(dataset: Any) -> Source:
         kind,
         elements,
         chunks=dataset.chunks,
+        is_slow=True,
         dims=_dims(dataset),
         attributes=json_attributes({n: v for n, v in dataset.attrs.items() if n not in _OWN}),
         fill_value=fill,

@@ -76,6 +76,7 @@ def _of_file(path: str, file: Any, part: str | None) -> Source:
         series.dtype,
         read,
         chunks=chunks,
+        is_slow=chunks is not None,
         dims=distinct("" if a in _UNKNOWN_AXES else a.lower() for a in axes),
         units=_units(file, axes),
         close=file.close,

@@ -14,6 +14,7 @@ import gpustore
 from gpustore.copying.plan import Plan
 from gpustore.copying.transfer import first_interrupt, transfer
 from gpustore.sources.array_like import of_object
+from gpustore.sources.base import Source
 from tests.waiting import wait_until
 
 # A shell may have told its background jobs to ignore Ctrl-C.
@@ -272,3 +273,50 @@ def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
     assert str(target / "c") in err
     assert "only 0 B of 2.10 MB were copied" in err
     assert stored(target) == (0, [])
+
+
+class Slow:
+    """A source that decodes in the thread of the copy, in parts; records them."""
+
+    def __init__(self, values, chunks):
+        self.values, self.asked = values, []
+        self.source = Source(values.shape, values.dtype, self.read, chunks=chunks, is_slow=True)
+
+    def read(self, region):
+        self.asked.append(region)
+        return self.values[region]
+
+
+@pytest.mark.parametrize("chunks", [(4, 16), (64, 3), (64, 32)])
+def test_large_regions_of_slow_sources_are_read_in_parts(monkeypatch, chunks):
+    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 1 << 10)
+    values = np.arange(64 * 32, dtype=">u2").reshape(64, 32)
+    slow, stored, moved = Slow(values, chunks), [], []
+    target = gpustore.array(np.zeros((64, 32), "u2"))
+    transfer(
+        slow.source,
+        target,
+        rows(target, 64),
+        advance=stored.append,
+        moving=lambda nbytes: moved.append(sum(stored) + nbytes),
+        stopped=lambda: False,
+    )
+    np.testing.assert_array_equal(target.read().result(), values)
+    assert len(slow.asked) == {(4, 16): 4, (64, 3): 4, (64, 32): 1}[chunks]
+    assert moved == sorted(moved)
+    assert moved[-1] == values.nbytes
+
+
+def test_a_long_read_is_stopped_between_its_parts(monkeypatch):
+    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 1 << 10)
+    slow = Slow(np.ones((64, 32), "u2"), (4, 32))
+    target = gpustore.array(np.zeros((64, 32), "u2"))
+    transfer(
+        slow.source,
+        target,
+        rows(target, 64),
+        advance=lambda nbytes: None,
+        stopped=lambda: len(slow.asked) > 1,
+    )
+    assert len(slow.asked) == 2
+    assert not target.read().result().any()
