@@ -149,11 +149,12 @@ def _facts(
     """Return the totals as pairs of short texts."""
     sizes = list(stored.nbytes.values())
     extents = chunk_extents(store, "write_chunk")[: len(grid.counts)]
+    counts = format_shape(grid.counts or [1])
     missing = grid.size - len(sizes)
     decoded = math.prod(chunk_extents(store, "write_chunk")) * store.dtype.array_dtype.itemsize
     facts = [
         ("array", f"{format_shape(store.shape[: len(grid.counts)])} {store.dtype.name}"),
-        ("grid", f"{format_shape(grid.counts)} {grid.noun}s of {format_shape(extents)}"),
+        ("grid", f"{counts} {grid.noun}s of {format_shape(extents)}"),
         ("decoded", f"{format_nbytes(decoded)} each"),
         ("stored", f"{len(sizes):,} of {grid.size:,}, {format_nbytes(sum(sizes))}"),
         ("missing", f"{missing:,}, read as the fill value" if missing else "none"),

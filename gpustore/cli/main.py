@@ -39,6 +39,10 @@ _COMMANDS = {
 """Module of each command, and its line in the list of commands."""
 
 
+_NO_NEWS = 'Error opening "auto" driver: '
+"""Beginning of messages that says nothing to who named no driver."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports wrong usage on one line, a command that does not exist with those like it."""
 
@@ -81,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = f"there is nothing at {found[1]}{found[2]}" if found else error.text
         return _fail(f"error: {text}", 1)
     except gpustore.GpustoreError as error:
-        return _fail(f"error: {error.text}", 1)
+        return _fail(f"error: {error.text.removeprefix(_NO_NEWS)}", 1)
     except (CommandError, OSError, MemoryError) as error:
         return _fail(f"error: {error or type(error).__name__}", 1)
     return code

@@ -99,6 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments.index, store.shape, store.dtype.name)
     strided = _strided(chosen, width, height)
     elements = np.asarray(store.numpy[tuple(map(_subscript, strided))])
+    if not elements.ndim:
+        if arguments.png is not None:
+            raise CommandError(f"the slice is one element, not a picture: {elements}")
+        screen.line(str(elements))
+        return 0
     is_colour = sum(isinstance(one, range) for one in strided) == 3
     pixels, shown = _pixels(elements, arguments.range, is_colour=is_colour)
     pixels = fitted(pixels, width, height, enlarge=arguments.png is None)

@@ -113,6 +113,7 @@ def test_what_is_no_picture(gpustore_command, tmp_path):
         code, out, err = gpustore_command("view", tmp_path / arguments[0], *arguments[1:])
         assert (code, out) == (1, ""), arguments
         assert message in err
+    assert gpustore_command("view", tmp_path / "a.zarr", "-i", "0,0,0,0")[1] == "0\n"
     for arguments in (("-i", "a"), ("-i", "1:2:0"), ("--range", "3,2"), ("--range", "3")):
         code, out, err = gpustore_command("view", tmp_path / "a.zarr", *arguments)
         assert (code, out) == (2, ""), arguments
