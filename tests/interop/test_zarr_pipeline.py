@@ -5,21 +5,26 @@ both read, and both leave the same keys.
 """
 
 import asyncio
+import importlib.util
 import logging
 import pickle
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpustore
+from gpustore.backends import selection
+from gpustore.resources.device import DEVICES, parse_device
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 zarr = pytest.importorskip("zarr", reason="zarr-python is not installed")
-obstore = pytest.importorskip("obstore.store")
 
 from numcodecs import Delta, Zstd  # noqa: E402
+from zarr.buffer import gpu  # noqa: E402
 from zarr.codecs import (  # noqa: E402
     BloscCodec,
     BytesCodec,
@@ -198,9 +203,12 @@ def test_selections_are_written_the_same(layout, tmp_path, left):
 
 STORES = {
     "memory": lambda path: zarr.storage.MemoryStore(),
-    "object": lambda path: zarr.storage.ObjectStore(obstore.MemoryStore()),
     "zip": lambda path: zarr.storage.ZipStore(path / "x.zip", mode="a"),
 }
+if importlib.util.find_spec("obstore") is not None:
+    from obstore.store import MemoryStore
+
+    STORES["object"] = lambda path: zarr.storage.ObjectStore(MemoryStore())
 
 
 @each("layout", ["zstd", "shards", "raw shards", "v2"])
@@ -333,11 +341,12 @@ def test_arrays_pickle(tmp_path):
     np.testing.assert_array_equal(again[:], ours[:])
 
 
-@each("kind", ["local", "memory", "object"])
+@each("kind", ["local", *STORES])
 def test_arrays_within_a_loop_of_the_caller(kind, tmp_path, left):
-    store = STORES[kind](tmp_path) if kind != "local" else zarr.storage.LocalStore(tmp_path)
+    make = STORES.get(kind, zarr.storage.LocalStore)
 
     async def run():
+        store = make(tmp_path)
         made = await zarr.api.asynchronous.create(shape=(6, 5), chunks=(2, 3), store=store)
         await made.setitem(slice(1, 5), 7)
         parts = await asyncio.gather(*(made.getitem(i) for i in range(6)))
@@ -347,6 +356,50 @@ def test_arrays_within_a_loop_of_the_caller(kind, tmp_path, left):
     np.testing.assert_array_equal(values[1:5], np.full((4, 5), 7))
     assert values.sum() == 140
     assert left() == []
+
+
+@pytest.fixture
+def gpu_buffer(monkeypatch):
+    """Make buffers of zarr-python's class for GPUs in the memory of the emulated device."""
+    with emulated() as device:
+        number = int(device.name.partition(":")[2])
+        monkeypatch.setitem(DEVICES, "cuda", DEVICES["emulated"])
+        same = selection.select_backend(parse_device(device.name), device.allocator)
+        monkeypatch.setitem(selection._backends, ("cuda", number, device.allocator), same)
+
+        def make(shape, dtype):
+            stream = device.caller_stream()
+            array = device.empty(shape, dtype, "C", stream).array
+            device.synchronize(device.record(stream))  # zarr-python reads in another thread.
+            array.device = SimpleNamespace(id=number)
+            buffer = object.__new__(gpu.NDBuffer)  # Its constructor asks for CuPy.
+            buffer._data = array
+            return buffer, lambda: on_host(device, array, stream)
+
+        yield make
+
+
+@each("layout", ["zstd", "shards", "blosc", "v2", "raw shards"])
+def test_reads_into_the_memory_of_a_device(layout, tmp_path, left, gpu_buffer):
+    ours = made(tmp_path, OURS, layout)
+    ours[:] = values = numbers(ours.dtype, *SHAPE)
+    for index in (np.s_[:], np.s_[3:20, 4:9], np.s_[1:22:3, 5]):
+        buffer, elements = gpu_buffer(values[index].shape, ours.dtype)
+        ours.get_basic_selection(index, out=buffer)
+        np.testing.assert_array_equal(elements(), values[index])
+    assert left() == []
+
+
+def test_chunks_decoded_on_the_host_for_a_device_are_a_warning(tmp_path, gpu_buffer):
+    ours = with_pipeline(
+        OURS, zarr.create_array, tmp_path, shape=6, chunks=2, dtype="i4", compressors=Tuned()
+    )
+    buffer, _ = gpu_buffer((6,), "i4")
+    with (
+        pytest.warns(gpustore.DeviceWarning, match=r"on the host, not on the GPU: .* class Tuned"),
+        pytest.raises(AttributeError),  # It would be CuPy that copies the elements.
+    ):
+        ours.get_basic_selection(np.s_[:], out=buffer)
 
 
 def test_xarray_writes_and_reads(tmp_path, left):

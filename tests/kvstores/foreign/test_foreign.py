@@ -6,6 +6,7 @@ Left out is what asks for generations of values, or for the length of a value th
 # ruff: noqa: F401, F811  the shared suite is taken over by name
 
 import asyncio
+import importlib.util
 import pickle
 import re
 import threading
@@ -36,7 +37,6 @@ from tests.kvstores.contract import (
 from tests.matrix import each
 
 storage = pytest.importorskip("zarr.storage", reason="zarr-python is not installed")
-obstore = pytest.importorskip("obstore.store")
 
 from zarr.core.sync import sync  # noqa: E402
 
@@ -45,9 +45,12 @@ from gpustore.interop.zarr import store as calls  # noqa: E402
 MAKE = {
     "memory": lambda path: storage.MemoryStore(),
     "local": lambda path: storage.LocalStore(path / "local"),
-    "object": lambda path: storage.ObjectStore(obstore.MemoryStore()),
     "wrapped": lambda path: storage.WrapperStore(storage.MemoryStore()),
 }
+if importlib.util.find_spec("obstore") is not None:
+    from obstore.store import MemoryStore
+
+    MAKE["object"] = lambda path: storage.ObjectStore(MemoryStore())
 
 
 @pytest.fixture(params=MAKE)
