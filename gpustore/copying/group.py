@@ -153,6 +153,8 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
             target = make_target(store, wanted, options, request.context)
             if after == 2 and group.zarr_format == 3 and _image(path, work.images) is not None:
                 target.metadata["dimension_separator"] = "/"
+                # Whoever reads such images expects one, and does not mask it.
+                target.schema.setdefault("fill_value", store.fill_value)
         except gpustore.CopyError as error:
             raise error.prefixed(path) from error
         except gpustore.GpustoreError as error:
@@ -215,7 +217,7 @@ def _add_group(work: _Work, group: gpustore.Group, path: str, after: int) -> Non
         if after == 2:
             work.groups[path] = _documents_v2(document, attributes)
         return
-    attributes, note = converted(attributes, after)
+    attributes, note = converted(attributes, after, path.rpartition("/")[2])
     if note is not None:
         work.notes.append(f"{path}: {note}" if path else note)
     if after == 2:

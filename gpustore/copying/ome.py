@@ -14,6 +14,8 @@ _MEMBERS: Final = (
     *("multiscales", "omero", "labels", "image-label", "plate", "well"),
     *("bioformats2raw.layout", "series"),
 )
+_OF_NAMES: Final = {"labels": "labels", "series": "OME"}
+"""Members that only groups of one name have; elsewhere attributes called so are the user's."""
 _VERSIONED: Final = ("omero", "image-label", "plate", "well")
 _OF_FORMAT: Final = {2: "0.4", 3: "0.5"}
 """Version of OME-Zarr that has the same objects, by version of Zarr."""
@@ -42,7 +44,9 @@ def axes_of(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def converted(attributes: Mapping[str, Any], after: int) -> tuple[dict[str, Any], str | None]:
+def converted(
+    attributes: Mapping[str, Any], after: int, name: str = ""
+) -> tuple[dict[str, Any], str | None]:
     """Return the attributes of a group for the other format of Zarr, and a note if they are not.
 
     Parameters
@@ -51,6 +55,8 @@ def converted(attributes: Mapping[str, Any], after: int) -> tuple[dict[str, Any]
         Attributes of a group in Zarr v2 or v3.
     after : {2, 3}
         Format of the copy.
+    name : str
+        Name of the group.
 
     Returns
     -------
@@ -65,19 +71,23 @@ def converted(attributes: Mapping[str, Any], after: int) -> tuple[dict[str, Any]
     ({'mine': 2, 'ome': {'version': '0.5', 'omero': {'id': 1}}}, None)
     """
     try:
-        return (_to_v3 if after == 3 else _to_v2)(attributes)
+        return _to_v3(attributes, name) if after == 3 else _to_v2(attributes)
     except (AttributeError, KeyError, TypeError, ValueError):
         return dict(attributes), "OME metadata are not as any version has them: they stay as is"
 
 
-def _to_v3(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    found = {name: attributes[name] for name in _MEMBERS if name in attributes}
+def _to_v3(attributes: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str | None]:
+    found = {
+        member: attributes[member]
+        for member in _MEMBERS
+        if member in attributes and _OF_NAMES.get(member, name) == name
+    }
     if not found:
         return dict(attributes), None
     versions = {one["version"] for one in _objects(found) if "version" in one} - {"0.4"}
     if versions:
         return dict(attributes), _note(", ".join(sorted(map(str, versions))), 2, found)
-    rest = {name: value for name, value in attributes.items() if name not in found}
+    rest = {member: value for member, value in attributes.items() if member not in found}
     return {**rest, "ome": {"version": "0.5", **_mapped(found, _unversioned)}}, None
 
 

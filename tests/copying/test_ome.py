@@ -32,7 +32,8 @@ PAIRS = {
     ),
     "plate": ({"plate": {**PLATE, "version": "0.4"}}, {"plate": PLATE}),
     "well": ({"well": {"version": "0.4", "images": []}}, {"well": {"images": []}}),
-    "series": ({"bioformats2raw.layout": 3}, {"bioformats2raw.layout": 3}),
+    "bioformats2raw": ({"bioformats2raw.layout": 3}, {"bioformats2raw.layout": 3}),
+    "OME": ({"series": ["0", "1"]}, {"series": ["0", "1"]}),
 }
 
 
@@ -40,11 +41,11 @@ PAIRS = {
 def test_both_ways(kind):
     old, new = PAIRS[kind]
     old, new = {**old, "mine": [1]}, {"mine": [1], "ome": {"version": "0.5", **new}}
-    assert converted(old, 3) == (new, None)
-    assert converted(new, 2) == (old, None)
+    assert converted(old, 3, kind) == (new, None)
+    assert converted(new, 2, kind) == (old, None)
 
 
-@pytest.mark.parametrize("attributes", [{}, {"mine": 1}])
+@pytest.mark.parametrize("attributes", [{}, {"mine": 1}, {"labels": ["a"], "series": [1]}])
 @pytest.mark.parametrize("after", [2, 3])
 def test_others_stay(attributes, after):
     assert converted(attributes, after) == (attributes, None)
@@ -99,7 +100,7 @@ def test_an_image_is_one_in_the_other_format(tmp_path, before, after):
     else:
         assert copied["1"].attrs["_ARRAY_DIMENSIONS"] == ["z", "y", "x"]
         document = json.loads((tmp_path / "b" / "image" / "1" / ".zarray").read_text())
-        assert document["dimension_separator"] == "/"
+        assert (document["dimension_separator"], document["fill_value"]) == ("/", 0)
 
 
 def test_what_is_not_converted_is_warned_about(tmp_path):
