@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.nbytes import nbytes_of
 from gpustore.loader.order import Window
 from gpustore.loader.random_patches import RandomPatches
-from gpustore.loader.ranks import Ranks, ranks_of
+from gpustore.loader.ranks import Ranks, ranks_of, worker_of
 from gpustore.loader.volume import PairedArray, Volume
 
 Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
@@ -44,6 +45,9 @@ class PatchLoader:
     Which patches a batch has depends on the sampler and the epoch alone. Chunks are decoded about
     once an epoch: a window of neighbouring patches is read at once, and the next one while batches
     of the last are used. A thread makes batches ahead; no worker process is needed.
+
+    PyTorch's ``DataLoader(loader, batch_size=None)`` gives the same batches, also with workers,
+    each of which makes some of them, and so reads most windows.
 
     Parameters
     ----------
@@ -155,9 +159,12 @@ class PatchLoader:
                 f"memory: {prefetch + 2} batches of {batch_nbytes} bytes each do not fit in "
                 f"{limit}; choose more memory, or a smaller batch_size or prefetch"
             )
+        if "torch" in sys.modules:  # Then its DataLoader may be given this one.
+            sys.modules["torch"].utils.data.IterableDataset.register(type(self))
         self.epoch = 0
         self._position = 0
-        self._first = 0
+        self._first: int | None = None
+        self._worker: Ranks | None = None
         self._counts: Counter[str] = Counter()
         self._waited_s = 0.0
         self._iterator: BatchesAhead | None = None
@@ -172,22 +179,30 @@ class PatchLoader:
         Behind the last batch the epoch is the next one.
         """
         self._end()
-        first, self._first = self._first, 0
-        self._position = first
-        batches = self._made(self.epoch, first)
+        worker, workers = worker_of()
+        first, self._first = self._first, None
+        if first is None or self._worker is None:
+            first = (first or 0) + worker
+        elif self._worker != (worker, workers):
+            raise gpustore.ConflictError(
+                f"The state is that of worker {self._worker[0]} of {self._worker[1]}, and this is "
+                f"worker {worker} of {workers}: go on with as many workers"
+            )
+        self._position, self._worker = first, (worker, workers) if workers > 1 else None
+        numbers = range(first, self._batches, workers)
+        batches = self._made(self.epoch, numbers)
         if self._prefetch:
             batches = self._iterator = BatchesAhead(batches, self._prefetch)
         try:
-            while True:
+            for number in numbers:
                 begin = time.perf_counter()
-                batch = next(batches, None)
+                batch = next(batches)
                 self._waited_s += time.perf_counter() - begin
-                if batch is None:
-                    break
-                self._position += 1
+                self._position = number + workers
                 yield batch if self._transform is None else self._transform(batch)
                 del batch
             self.epoch, self._position = self.epoch + 1, 0
+            self._worker = None
         finally:
             self._end()
 
@@ -196,7 +211,7 @@ class PatchLoader:
         if epoch < 0:
             raise ValueError(f"epoch: expected at least 0, got {epoch}")
         if epoch != self.epoch:
-            self.epoch, self._position, self._first = epoch, 0, 0
+            self.epoch, self._position, self._first = epoch, 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: behind the last batch that the program got, as JSON."""
@@ -204,6 +219,7 @@ class PatchLoader:
             "version": _VERSION,
             "epoch": self.epoch,
             "position": self._position,
+            "worker": None if self._worker is None else list(self._worker),
             "fingerprint": self._fingerprint(),
         }
 
@@ -230,6 +246,8 @@ class PatchLoader:
         self._end()
         self.epoch = int(state["epoch"])
         self._position = self._first = int(state["position"])
+        worker = state["worker"]
+        self._worker = None if worker is None else (worker[0], worker[1])
 
     def stats(self) -> dict[str, Any]:
         """Return what was done so far.
@@ -253,6 +271,10 @@ class PatchLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what runs: another process begins itself."""
+        return self.__dict__ | {"_iterator": None}
+
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
@@ -273,11 +295,11 @@ class PatchLoader:
             self._rank + 1
         ) // self._world
 
-    def _made(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Make the batches of an epoch from batch `first` on."""
-        windows = _Windows(self, epoch, first)
+    def _made(self, epoch: int, numbers: range) -> Iterator[Batch]:
+        """Make some batches of an epoch."""
+        windows = _Windows(self, epoch, numbers)
         try:
-            for number in range(first, self._batches):
+            for number in numbers:
                 begin, end = self._numbers(number)
                 parts = []
                 while begin < end:
@@ -316,9 +338,9 @@ class PatchLoader:
 class _Windows:
     """Windows of an epoch that one rank needs, of which the next is read ahead."""
 
-    def __init__(self, loader: PatchLoader, epoch: int, batch: int) -> None:
+    def __init__(self, loader: PatchLoader, epoch: int, batches: range) -> None:
         self._loader = loader
-        self._left: Iterator[FetchedWindow] = self._wanted(epoch, batch)
+        self._left: Iterator[FetchedWindow] = self._wanted(epoch, batches)
         self._begun: deque[FetchedWindow] = deque()
 
     def at(self, number: int) -> FetchedWindow:
@@ -356,17 +378,18 @@ class _Windows:
             counts["chunks_decoded"] -= found.get("chunks_missing", 0)
             counts["bytes_read"] += found.get("bytes_fetched", 0)
 
-    def _wanted(self, epoch: int, batch: int) -> Iterator[FetchedWindow]:
-        """Yield all windows that have patches of this rank, from a batch on."""
+    def _wanted(self, epoch: int, batches: range) -> Iterator[FetchedWindow]:
+        """Yield all windows that have patches of some batches of this rank."""
         loader = self._loader
         total, size = len(loader._order), loader._global
-        for window in loader._order.windows(epoch, batch * size):
+        for window in loader._order.windows(epoch, batches.start * size):
             number = window.first + np.arange(len(window))
             of = number // size
             count = np.minimum(size, total - of * size)
             begin = of * size + count * loader._rank // loader._world
             end = of * size + count * (loader._rank + 1) // loader._world
-            mine = (begin <= number) & (number < end) & (of >= batch) & (of < len(loader))
+            mine = (begin <= number) & (number < end) & (of >= batches.start) & (of < len(loader))
+            mine &= (of - batches.start) % batches.step == 0
             (chosen,) = mine.nonzero()
             if len(chosen):
                 yield from self._fitting(window, chosen)

@@ -69,3 +69,10 @@ def _jax() -> Ranks | None:
 
 def _environment() -> Ranks:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def worker_of() -> Ranks:
+    """Return the number of this worker process of a DataLoader, and of how many; (0, 1) else."""
+    torch = sys.modules.get("torch")
+    info = None if torch is None else torch.utils.data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
