@@ -375,7 +375,10 @@ class TensorStore(ShownArray):
 
     def __len__(self) -> int:
         if self.rank == 0:
-            raise TypeError("len() of a store without dimensions")
+            raise TypeError(
+                "a store without dimensions has no len(): read().result() gives its element, and "
+                "of a store with dimensions an array"
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[TensorStore]:

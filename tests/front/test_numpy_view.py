@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
 import gpustore
+from tests.on_device import emulated
 
 
 def stored(values, chunk=3):
@@ -177,3 +178,17 @@ def test_indices_beyond_an_implicit_bound_name_the_ways_out_when_they_are_used()
     ):
         with pytest.raises(gpustore.OutOfBoundsError, match=ways):
             use()
+
+
+def test_a_store_on_a_device_is_no_numpy_array_and_says_what_to_call():
+    with emulated() as device:
+        store = gpustore.open(
+            "memory://d/|zarr3:", create=True, device=device.name, dtype="uint8", shape=[4]
+        ).result()
+        for use in (np.asarray, np.mean, lambda one: np.asarray(one.numpy)):
+            with pytest.raises(
+                TypeError, match=rf"read to device {device.name}, .*call read\(\)\.result\(\), or"
+            ):
+                use(store)
+        assert f"device={device.name}" in repr(store)
+        del store
