@@ -3,14 +3,16 @@
 TensorStore reads more than it writes: an integer may also be ``3.0`` or ``"3"``, a float ``"NaN"``
 or ``"1.5"``, a bool ``"true"``. Complex numbers are pairs ``[real, imaginary]``, as it writes them
 (TensorStore 0.1.86 cannot read its own). Dates and durations, which it lacks, are integers, or
-``"NaT"``.
+``"NaT"``. So are records, which are objects with all their fields; raw bytes in them are base64.
 
 Source: TensorStore's ``internal/json/array.cc`` and ``data_type_json.cc`` for the rules.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -18,12 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.data_types.dtype import dtype as DataType
+from gpustore.data_types.dtype import of_elements
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.strict_json.parsing import (
     JsonValue,
+    Members,
     expect_bool,
     expect_float,
     expect_int,
+    expect_list,
     expect_str,
     from_python,
     text,
@@ -56,7 +61,7 @@ def array_from_json(value: JsonValue, dtype: DataType, *, rank: int | None = Non
     MetadataError
         If the lists are ragged or an element is not of `dtype`; names the position.
     """
-    if dtype.name in _NO_JSON or dtype.array_dtype.names is not None:
+    if dtype.name in _NO_JSON:
         raise MetadataError(f"Conversion from JSON to {dtype.name} is not implemented")
     shape = _nested_shape(value, leaf_rank=int(dtype.name.startswith("complex")))
     if rank is not None and rank != len(shape):
@@ -83,8 +88,10 @@ def array_to_json(array: NDArray[Any], dtype: DataType) -> JsonValue:
         If elements of `dtype` have no JSON form.
     """
     name = dtype.name
-    if name in _NO_JSON or array.dtype.names is not None:
+    if name in _NO_JSON:
         raise MetadataError(f"Conversion from {name} to JSON is not implemented")
+    if array.dtype.names is not None:
+        return _map_elements(array, _record_to_json)
     if name in ("int2", "int4", "uint2", "uint4"):
         return array.astype(np.int8).tolist()
     if array.dtype.kind in "Mm":
@@ -222,6 +229,8 @@ def element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
     The function raises MetadataError for a value that is no such element.
     """
     name = dtype.name
+    if dtype.array_dtype.names is not None:
+        return partial(_parse_field, field=dtype.array_dtype)
     if name == "bool":
         return _parse_bool
     if name == "json":
@@ -241,6 +250,62 @@ def element_parser(dtype: DataType) -> Callable[[JsonValue], Any]:
         low, high = int(info.min), int(info.max)
         return lambda value: _parse_int(value, low, high)
     return lambda value: _rounded(_parse_float(value), dtype)
+
+
+# --------------------------------------------------------------------------- records
+
+
+def _map_elements(array: NDArray[Any], convert: Callable[[NDArray[Any]], JsonValue]) -> JsonValue:
+    """Return nested lists of what `convert` makes of each element, an array of rank 0."""
+    if array.ndim:
+        return [_map_elements(array[i, ...], convert) for i in range(len(array))]
+    return convert(array)
+
+
+def _record_to_json(element: NDArray[Any]) -> JsonValue:
+    names = element.dtype.names or ()
+    return {name: _field_to_json(element[name]) for name in names}
+
+
+def _field_to_json(array: NDArray[Any]) -> JsonValue:
+    if array.dtype.type in (np.bytes_, np.void) and array.dtype.names is None:
+        return _map_elements(array, lambda one: base64.b64encode(one.tobytes()).decode())
+    return array_to_json(array, of_elements(array.dtype))
+
+
+def _parse_field(value: JsonValue, field: np.dtype[Any]) -> NDArray[Any]:
+    """Parse a record, or a field of one: an array of rank 0, or of the shape of the field."""
+    array = np.zeros(field.shape, field.base)
+    if field.shape:
+        leaf_lists = field.base.kind == "c"
+        for position, element in _elements(
+            expect_list(value), field.shape, (), leaf_lists=leaf_lists
+        ):
+            array[position] = _parse_field(element, field.base)
+    elif field.names is not None:
+        members = Members(value)
+        for name in field.names:
+            array[name] = members.take_with(name, partial(_parse_field, field=field[name]))
+        members.finish()
+    elif field.type in (np.bytes_, np.void):
+        array[()] = np.frombuffer(_parse_base64(value, field.itemsize), field)[0]
+    else:
+        array[()] = element_parser(of_elements(field))(value)
+    return array
+
+
+def _parse_base64(value: JsonValue, nbytes: int) -> bytes:
+    encoded = expect_str(value)
+    try:
+        found = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        found = None
+    if found is None or len(found) != nbytes:
+        raise MetadataError(f"Expected {nbytes} base64-encoded bytes, but received: {text(value)}")
+    return found
+
+
+# --------------------------------------------------------------------------- elements
 
 
 def _rounded(value: complex, dtype: DataType) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gpustore.data_types.dtype import DTYPES, dtype
+from gpustore.data_types.dtype import DTYPES, dtype, of_elements
 from gpustore.data_types.json_array import array_from_json, array_to_json, object_array
 from gpustore.errors import MetadataError
 from tests.matrix import each
@@ -44,6 +44,54 @@ def test_bytes_have_no_json(name):
         array_to_json(np.array([b"a"], dtype(name).array_dtype), dtype(name))
     with pytest.raises(MetadataError, match=f"from JSON to {name} is not implemented"):
         array_from_json(["a"], dtype(name))
+
+
+PARTS = [
+    ("x", ">i2"),
+    ("raw", "V3"),
+    ("text", "S2", (2,)),
+    ("pair", "c8", (2, 1)),
+    ("when", "M8[D]"),
+]
+RECORD = np.dtype([("inner", PARTS, (2,)), ("name", "U2"), ("half", dtype("bfloat16").numpy_dtype)])
+
+
+def test_records_round_trip():
+    array = np.zeros((2, 3), RECORD)
+    for number, record in enumerate(array.reshape(-1)):
+        record["name"], record["half"] = "é", number
+        for one in record["inner"]:
+            one["x"], one["when"] = -number, number
+            one["raw"], one["text"] = b"\0\xff\1", [b"a", b""]
+            one["pair"] = [[number + 1j], [np.inf]]
+    kind = of_elements(RECORD)
+    array = array.astype(kind.array_dtype)
+    json = array_to_json(array, kind)
+    assert json[0][1]["inner"][0]["x"] == -1
+    assert json[0][1]["inner"][0]["raw"] == "AP8B"
+    assert json[0][1]["inner"][1]["pair"] == [[[1.0, 1.0]], [[np.inf, 0.0]]]
+    found = array_from_json(json, kind, rank=2)
+    assert found.dtype == array.dtype
+    assert found.tobytes() == array.tobytes()
+    assert array_from_json(json[1][2], kind).tobytes() == array[1, 2].tobytes()
+
+
+@each(
+    ("value", "words"),
+    [
+        ({"a": 1}, '"b": Expected array, but member is missing'),
+        ({"a": 1, "b": ["AA==", "AA=="], "c": 1}, "extra members"),
+        ({"a": 300, "b": ["AA==", "AA=="]}, '"a": Expected integer'),
+        ({"a": 1, "b": ["AA=="]}, "of length 1"),
+        ({"a": 1, "b": ["AA==", "A"]}, "Expected 1 base64-encoded bytes"),
+        ({"a": 1, "b": ["AA==", "AAA="]}, "Expected 1 base64-encoded bytes"),
+        (5, "Expected object"),
+    ],
+)
+def test_what_is_no_record_is_refused(value, words):
+    record = of_elements(np.dtype([("a", "u1"), ("b", "V1", (2,))]))
+    with pytest.raises(MetadataError, match=words):
+        array_from_json([value], record)
 
 
 def test_objects_round_trip():

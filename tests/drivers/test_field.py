@@ -307,6 +307,17 @@ def test_a_damaged_bool_of_a_record_is_an_error(tmp_path):
         opened(tmp_path, "b").read().result()
 
 
+def test_the_schema_of_a_field_that_is_a_record_is_json(tmp_path):
+    fields = [["a", [["x", "<i2"], ["y", "|S3", [2]]]], ["b", "<f4"]]
+    spec = spec_of(tmp_path, np.dtype([("a", "V8"), ("b", "<f4")]), "a", shape=[2], chunks=[2])
+    fill = base64.b64encode(b"\1\0abcdefgijk").decode()
+    spec["metadata"] |= {"dtype": fields, "fill_value": fill}
+    schema = gpustore.open(spec, create=True).result().schema
+    assert schema.to_json()["fill_value"] == {"x": 1, "y": ["YWJj", "ZGVm"]}
+    assert gpustore.Schema(schema.to_json()) == schema
+    assert "YWJj" in repr(schema)
+
+
 def test_too_many_dimensions(tmp_path):
     record = np.dtype([("a", "u1", (1,) * 31)])
     for library in (gpustore, ts):
