@@ -36,15 +36,13 @@ add_module_names = False
 napoleon_google_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_use_ivar = False
 
 html_theme = "furo"
 html_title = "gpustore"
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
-html_static_path = ["static"]
-html_css_files = ["site.css"]
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
