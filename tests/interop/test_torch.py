@@ -182,6 +182,18 @@ def test_workers_of_a_data_loader(stored, method):
     assert [reads.unique().tolist() for _, reads in batches] == [[1], [2], [3], [4]]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_forked_workers_have_stores_in_memory_and_tell_of_damaged_chunks(stored):
+    options = {"batch_size": 5, "num_workers": 1, "multiprocessing_context": "fork"}
+    labels = gpustore.array(np.arange(20))
+    dataset = ArrayDataset({"image": stored, "label": labels})
+    assert [one["label"].tolist()[0] for one in DataLoader(dataset, **options)] == [0, 5, 10, 15]
+    damaged = stored.kvstore / "c/2/1"
+    damaged.write("", b"x").result()
+    with pytest.raises(gpustore.CorruptChunkError, match="c/2/1"):
+        list(DataLoader(dataset, **options))
+
+
 def test_a_pickle_is_small_and_opens_the_store_at_the_first_read(stored, tmp_path):
     text = pickle.dumps(ArrayDataset(stored))
     assert len(text) < 2000
