@@ -130,7 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
         return [store.read_many(positions.draw(count), shape)] if count else []
 
     grouped = _measure(store, shape, group, None)
-    touched = positions.touched_once(chunk_extents(store, "read_chunk"), single.crops)
+    positions.rewind()
+    touched = store.explain_many(positions.draw(single.crops), shape).chunks
     advice = advise(store, shape, single, grouped, touched, arguments.group)
     if arguments.json:
         found = {
@@ -146,15 +147,23 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     screen = Screen()
     screen.line(
-        f"{arguments.url}: crops of {format_shape(shape)} {store.dtype.name}, read to "
-        f"{store.device}",
+        f"{arguments.url}: {single.crops:,} crops of {format_shape(shape)} {store.dtype.name}, "
+        f"read to {store.device}",
         style="bold",
     )
     rows = [
         _row("one by one", single, touched),
         _row(f"{arguments.group} by read_many", grouped, touched),
     ]
-    columns = ("", "crops/s", "MB/s", "fetched", "decoded\nper byte", "decodes of\na chunk")
+    columns = (
+        "",
+        "crops/s",
+        "MB/s",
+        "time\ns",
+        "fetched",
+        "decoded\nper byte",
+        "decodes of\na chunk",
+    )
     screen.table(columns, rows)
     for sentence in advice:
         screen.entry(("- ", "dim"), "", [sentence])
@@ -167,6 +176,7 @@ def _row(name: str, measured: Measured, touched: int) -> tuple[str, ...]:
         name,
         f"{measured.crops_per_second:.4g}",
         f"{rate:.4g}",
+        f"{measured.seconds:.2f}",
         format_nbytes(measured.bytes_fetched),
         f"{measured.decoded_per_byte:.3g}",
         f"{measured.chunks / max(1, touched):.3g}",
@@ -205,7 +215,6 @@ class _Positions:
         self._seed = seed
         self._low = np.array(store.domain.origin, np.int64)
         self._high = self._low + np.array(store.shape, np.int64) - shape + 1
-        self._shape = np.array(shape, np.int64)
         self.rewind()
 
     def rewind(self) -> None:
@@ -214,24 +223,6 @@ class _Positions:
     def draw(self, count: int) -> npt.NDArray[np.int64]:
         """Return the next positions, shape (count, rank)."""
         return self._rng.integers(self._low, self._high, (count, len(self._low)))
-
-    def touched_once(self, chunk: Sequence[int], count: int) -> int:
-        """Return the number of different chunks that the first `count` crops touch."""
-        self.rewind()
-        starts = self.draw(count)
-        first = starts // chunk
-        last = (starts + self._shape - 1) // chunk
-        touched: set[tuple[int, ...]] = set()
-        for low, high in zip(first.tolist(), last.tolist(), strict=True):
-            touched.update(_cells(low, high))
-        return len(touched)
-
-
-def _cells(low: Sequence[int], high: Sequence[int]) -> list[tuple[int, ...]]:
-    cells: list[tuple[int, ...]] = [()]
-    for first, last in zip(low, high, strict=True):
-        cells = [(*cell, i) for cell in cells for i in range(first, last + 1)]
-    return cells
 
 
 def _single(store: gpustore.TensorStore, start: npt.NDArray[np.int64], shape: Sequence[int]) -> Any:

@@ -40,7 +40,7 @@ def test_for_people(gpustore_command, volume):
     path, _ = volume
     code, out, err = gpustore_command("bench", path, "--seconds", 0)
     assert (code, err) == (0, "")
-    assert out.startswith(f"{path}: crops of 16 x 16 x 16 uint16, read to cpu\n")
+    assert out.startswith(f"{path}: 1 crops of 16 x 16 x 16 uint16, read to cpu\n")
     assert "one by one" in out
     assert "32 by read_many" in out
 
