@@ -2,21 +2,16 @@
 order of threads, or through a sanitizer; and nothing where there is no mistake.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.emulator import host_build
-from tests.kernels import execution
+from tests.kernels import execution, sanitized
 from tests.matrix import each
 
 pytestmark = execution.needs_compiler
-
-ROOT = Path(__file__).parents[2]
 
 KERNELS = {
     "reverse": (
@@ -128,44 +123,39 @@ def test_arguments_of_the_wrong_size_are_noticed(planted):
 RIGHT = ", ".join(f"{kernel}<NONE>" for kernel in KERNELS)
 
 
+PLANTED = {
+    "address": {
+        "reverse<GLOBAL>": "heap-buffer-overflow",
+        "reverse<SHARED>": "use-after-poison",
+        "arithmetic<MISALIGNED>": "misaligned address",
+        "arithmetic<SHIFT>": "shift exponent 32 is too large",
+        RIGHT: None,
+    },
+    "thread": {
+        "reverse<BARRIER>": "data race",
+        "running_sum<WARP>": "data race",
+        "add<BLOCKS>": "data race",
+        RIGHT: None,
+    },
+    "host-thread": {RIGHT: None, "add<BLOCKS>": None},  # Its CUDA threads are one thread.
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("sanitizer", "expressions", "report"),
-    [
-        ("address", "reverse<GLOBAL>", "heap-buffer-overflow"),
-        ("address", "reverse<SHARED>", "use-after-poison"),
-        ("address", "arithmetic<MISALIGNED>", "misaligned address"),
-        ("address", "arithmetic<SHIFT>", "shift exponent 32 is too large"),
-        ("thread", "reverse<BARRIER>", "data race"),
-        ("thread", "running_sum<WARP>", "data race"),
-        ("thread", "add<BLOCKS>", "data race"),
-        ("address", RIGHT, None),
-        ("thread", RIGHT, None),
-        ("host-thread", RIGHT, None),
-        ("host-thread", "add<BLOCKS>", None),  # Its CUDA threads are one thread.
-    ],
-)
-def test_sanitizers_report_what_is_planted_and_nothing_else(sanitizer, expressions, report):
-    code = (
-        "from tests.emulator import test_cuda_on_host as t\n"
+@pytest.mark.parametrize("sanitizer", PLANTED)
+def test_sanitizers_report_what_is_planted_and_nothing_else(sanitizer, tmp_path):
+    pieces = [
         f"for expression in {expressions.split(', ')!r}:\n"
-        "    t.launch(t.module(), expression, 'shuffled')"
-    )
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "PYTHONMALLOC": "malloc",
-        "KERNEL_SANITIZER": sanitizer,
-        "LD_PRELOAD": host_build.preload(sanitizer),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "TSAN_OPTIONS": "halt_on_error=1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
-    )
-    if report is None:
-        assert done.returncode == 0, done.stderr
-        assert "Sanitizer" not in done.stderr
-    else:
-        assert done.returncode != 0
-        assert report in done.stderr
-        assert "planted.cu:" in done.stderr
+        "    t.launch(module, expression, 'shuffled')\n"
+        for expressions in PLANTED[sanitizer]
+    ]
+    setup = "from tests.emulator import test_cuda_on_host as t\nmodule = t.module()"
+    found = sanitized.run_each(sanitizer, setup, pieces, tmp_path)
+    for (status, printed), report in zip(found, PLANTED[sanitizer].values(), strict=True):
+        if report is None:
+            assert status == 0, printed
+            assert "Sanitizer" not in printed
+        else:
+            assert status != 0
+            assert report in printed
+            assert "planted.cu:" in printed
