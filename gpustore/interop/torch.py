@@ -61,8 +61,10 @@ def _advice(elements: np.dtype[Any]) -> str:
         return 'read it as NumPy, and take .view("int64") of that'
     if elements.kind in "OSUTV" and elements.isbuiltin != 2:
         return "read it as NumPy"
-    wider = "int16" if elements.name.startswith("uint") else "float32"
-    wider = "int8" if elements.name.startswith("int") else wider
+    # Releases before 2.3 lack unsigned integers of more than a byte.
+    wider = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.get(elements.name)
+    if wider is None:
+        wider = "int8" if "int" in elements.name else "float32"
     return f'read the store as another: gpustore.cast(store, "{wider}")'
 
 

@@ -76,6 +76,7 @@ def test_arrays_of_a_device_are_handed_over_by_dlpack(name):
     ("dtype", "advice"),
     [
         ("int4", r'cast\(store, "int8"\)'),
+        ("uint4", r'cast\(store, "int8"\)'),
         ("float8_e3m4", r'cast\(store, "float32"\)'),
         ("ustring", "read it as NumPy"),
         ("datetime64[s]", "int64"),
@@ -88,6 +89,12 @@ def test_data_types_that_pytorch_lacks_are_errors_with_a_way_out(dtype, advice):
         store.read(to="torch")
     with pytest.raises(gpustore.UnsupportedError, match=advice):
         ArrayDataset(store)
+
+
+def test_a_release_without_unsigned_integers_is_told_of_wider_ones(monkeypatch):
+    monkeypatch.delattr(torch, "uint16")
+    with pytest.raises(gpustore.UnsupportedError, match=r'cast\(store, "int32"\)'):
+        gpustore.array(np.zeros(3, "uint16")).read(to="torch")
 
 
 def test_tensors_are_saved_and_wrapped(tmp_path):
