@@ -77,9 +77,10 @@ class Screen:
 
     def parts(self, parts: Sequence[tuple[str, str]]) -> None:
         """Print one line of several texts, each with its style, without folding it."""
-        for text, style in parts:
-            self._console.print(printable(text), style=style, end="", soft_wrap=True)
-        self.line()
+        from rich.text import Text
+
+        line = Text.assemble(*((printable(text), style) for text, style in parts))
+        self._console.print(line, soft_wrap=True)
 
     def entry(self, mark: tuple[str, str], name: str, lines: Sequence[str]) -> None:
         """Print a mark with its style, a name, and lines behind it, folded at spaces."""
