@@ -86,7 +86,8 @@ class ArrayInfo:
         State of the native core of this process; see :func:`gpustore.native_core`.
     decoding, encoding : dict or None
         Who decodes and encodes chunks here (``codecs``), the ``reason`` if that is the host for a
-        device, the ``library`` of the device, and its ``shortcoming``; None without chunks.
+        device, the ``library`` of the device, and its ``shortcoming``; ``native``, whether the
+        native core does what the host has to do. None without chunks.
     gpu : dict or None
         Who would on a GPU with nvcomp (``codecs``, ``encoders``), why the host if so, and what is
         ``missing`` for a GPU here; None if the array is on one, or has no chunks.
@@ -165,8 +166,9 @@ class ArrayInfo:
         facts = [("read on", self.device), ("native core", _native_core(self.native_core))]
         if self.decoding is None or self.encoding is None:
             return facts
-        facts.append(("decoded by", _codecs(self.decoding["codecs"], self.decoding["reason"])))
-        facts.append(("encoded by", _codecs(self.encoding["codecs"], self.encoding["reason"])))
+        for name, found in (("decoded by", self.decoding), ("encoded by", self.encoding)):
+            host = "native core" if found["native"] else "host"
+            facts.append((name, _codecs(found["codecs"], found["reason"], host=host)))
         # What is wrong with the decoders stands in both.
         details = ("library", self.decoding["library"]), ("missing", self.encoding["shortcoming"])
         facts += [(name, text) for name, text in details if text is not None]
@@ -333,6 +335,7 @@ def _decoding(store: Any) -> _Decoding:
         read, write = nothing.explain().to_json(), nothing.explain_write().to_json()
     except (UnsupportedError, MetadataError):  # There are no chunks, or no right to read them.
         return None, None, None
+    array = store._driver.array
     gpu = {
         "codecs": read["gpu"],
         "reason": read["gpu_reason"],
@@ -346,8 +349,9 @@ def _decoding(store: Any) -> _Decoding:
             "reason": found["host_reason"],
             "library": found["library"],
             "shortcoming": found["shortcoming"],
+            "native": native is not None,
         }
-        for found in (read, write)
+        for found, native in ((read, array.native_values), (write, array.native_encoding))
     )
     return decoding, encoding, gpu if store.device == "cpu" else None
 
@@ -397,12 +401,13 @@ def _json(value: Any) -> JsonValue:
     return plain
 
 
-def _codecs(codecs: Sequence[Mapping[str, Any]], reason: str | None) -> str:
+def _codecs(codecs: Sequence[Mapping[str, Any]], reason: str | None, *, host: str = "host") -> str:
     """Return the decoders or encoders as one line, or the reason why the host does all."""
     if reason is not None:
         return f"the host: {reason}"
     pairs = [tuple(one.values()) for one in codecs]
-    return ", ".join(f"{who} ({codec})" for codec, who in pairs) or "nobody: raw"
+    named = (f"{host if who == 'host' else who} ({codec})" for codec, who in pairs)
+    return ", ".join(named) or "nobody: raw"
 
 
 def _native_core(state: NativeCore) -> str:

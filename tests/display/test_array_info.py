@@ -30,6 +30,7 @@ def test_facts_on_one_screen(tmp_path):
     )
     store[0] = 1
     nbytes = (tmp_path / "a/c/0/0").stat().st_size
+    host = "native core" if gpustore.native_core().in_use else "host"
     lines = [" ".join(line.split()) for line in repr(store.info).split("\n")]
     assert lines[0] == store.url
     for line in (
@@ -44,8 +45,8 @@ def test_facts_on_one_screen(tmp_path):
         f"shards stored 1 of 2, {nbytes} B, ratio {24 / nbytes:.2f}",
         "attributes 3: title, scale, dimension_units",
         "read on cpu",
-        "decoded by host (zstd)",
-        "encoded by host (zstd)",
+        f"decoded by {host} (zstd)",
+        f"encoded by {host} (zstd)",
     ):
         assert line in lines
 
@@ -87,6 +88,17 @@ def test_arrays_without_chunks_have_no_decoders():
     assert (info.shape, info.chunk, info.shard) == ((1, 3), (1, 3), None)
     assert (info.decoding, info.encoding, info.gpu, info.attributes) == (None,) * 4
     assert "codecs         none" in repr(info)
+
+
+def test_codecs_that_the_native_core_lacks_are_those_of_the_host():
+    compressor = {"id": "bz2", "level": 1}
+    store = created(
+        {"driver": "zarr2", "kvstore": "memory://c/", "metadata": {"compressor": compressor}},
+        dtype="uint8",
+        shape=[3],
+    )
+    assert store.info.decoding["native"] is store.info.encoding["native"] is False
+    assert dict(store.info.facts())["decoded by"] == "host (bz2)"
 
 
 def test_attributes_that_cannot_be_read_do_no_harm(tmp_path):
