@@ -21,9 +21,13 @@ author = "The gpustore authors"
 release = version = gpustore.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
-# References of docstrings have to lead somewhere, but for types, and for what others document.
+# References of docstrings have to lead somewhere, but for types, attributes, and names of others.
 nitpicky = True
-nitpick_ignore_regex = [("py:(class|obj)", ".*"), ("py:.*", r"(asyncio|ray|xarray)\..*")]
+nitpick_ignore_regex = [
+    ("py:(class|obj)", ".*"),
+    ("py:attr", r"\w+"),
+    ("py:.*", r"(asyncio|ray|xarray)\..*"),
+]
 
 # Libraries of guests, which need not be installed.
 autodoc_mock_imports = ["dask", "jax", "ray", "torch", "xarray", "zarr"]
@@ -36,7 +40,7 @@ add_module_names = False
 napoleon_google_docstring = False
 napoleon_use_param = False
 napoleon_use_rtype = False
-napoleon_use_ivar = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "gpustore"

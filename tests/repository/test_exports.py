@@ -25,7 +25,13 @@ MODULES = ["gpustore", *(name for name in NAMES if name not in {*CUDA, *GUESTS})
 
 
 # Only these have names that are meant for others; every other module is private.
-PUBLIC = {"gpustore", "gpustore.ocdbt", "gpustore.index_space", "gpustore.schema"}
+PUBLIC = {
+    "gpustore",
+    "gpustore.index_space",
+    "gpustore.loader",
+    "gpustore.ocdbt",
+    "gpustore.schema",
+}
 
 
 def sort_key(name):
