@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "job.h"
@@ -179,55 +180,73 @@ private:
             const i64 n = static_cast<i64>(one.count.size());
             const i64 outputs = static_cast<i64>(one.outputs.size());
             repeat /= n;
-            for (i64 row = 0; row < regions; row++) {
-                const i64 i = row / repeat % n;
-                src[row] += one.src[static_cast<std::size_t>(i)];
-                dst[row] += one.dst[static_cast<std::size_t>(i)];
-                for (i64 j = 0; j < outputs; j++)
-                    columns[one.outputs[static_cast<std::size_t>(j)] * regions_ + begin + row] =
-                        one.cells[static_cast<std::size_t>(i * outputs + j)];
-                if (k >= constants)
-                    count[(k - constants) * regions_ + row] = one.count[static_cast<std::size_t>(i)];
-            }
+            for (i64 row = 0; row < regions;)
+                for (i64 i = 0; i < n; i++)
+                    for (const i64 end = row + repeat; row < end; row++) {
+                        src[row] += one.src[static_cast<std::size_t>(i)];
+                        dst[row] += one.dst[static_cast<std::size_t>(i)];
+                        for (i64 j = 0; j < outputs; j++)
+                            columns[one.outputs[static_cast<std::size_t>(j)] * regions_ + begin + row] =
+                                one.cells[static_cast<std::size_t>(i * outputs + j)];
+                        if (k >= constants)
+                            count[(k - constants) * regions_ + row] = one.count[static_cast<std::size_t>(i)];
+                    }
         }
         return regions;
+    }
+
+    // A region, and the numbers of its key and its chunk.
+    struct Place {
+        i64 key, cell, region;
+    };
+
+    // Sorts by numbers from 0 to `count` - 1; places of the same number stay in their order.
+    static void sort_by(i64 Place::*number, i64 count, std::vector<Place>& places) {
+        if (count > 4 * static_cast<i64>(places.size())) {
+            const auto is_less = [number](const Place& one, const Place& other) { return one.*number < other.*number; };
+            return std::stable_sort(places.begin(), places.end(), is_less);
+        }
+        std::vector<i64> next(static_cast<std::size_t>(count));
+        for (const Place& one : places) next[static_cast<std::size_t>(one.*number)]++;
+        i64 begin = 0;
+        for (i64& one : next) begin += std::exchange(one, begin);
+        std::vector<Place> sorted(places.size());
+        for (const Place& one : places) sorted[static_cast<std::size_t>(next[static_cast<std::size_t>(one.*number)]++)] = one;
+        places.swap(sorted);
     }
 
     // Sorts the regions by key and chunk; those of one chunk become a row. False if the numbers of the
     // chunks would overflow.
     bool sort(PlannedJob& planned, std::vector<i64>& keys) const {
-        struct Place {
-            i64 key, cell, region;
-            bool operator<(const Place& other) const {
-                if (key != other.key) return key < other.key;
-                return cell != other.cell ? cell < other.cell : region < other.region;
-            }
-        };
         const i64* cells = planned.columns.data();
         std::vector<Place> order(static_cast<std::size_t>(regions_));
         for (i64 i = 0; i < regions_; i++) order[static_cast<std::size_t>(i)] = {0, 0, i};
+        i64 keys_count = 1, cells_count = 1;
+        bool shares_keys = array_.key_rank < array_.rank;  // whether several chunks may share one
+        for (i64 o = 0; o < array_.key_rank; o++) shares_keys |= array_.ratio[o] != 1;
         for (i64 o = 0; o < array_.rank; o++) {
             const i64* column = cells + o * regions_;
             const auto [least, most] = std::minmax_element(column, column + regions_);
             const i64 low = *least, extent = *most - low + 1;
             const i64 ratio = o < array_.key_rank ? array_.ratio[o] : 1;
             const i64 first = low / ratio, keys_extent = *most / ratio - first + 1;
+            if (__builtin_mul_overflow(cells_count, extent, &cells_count)) return false;
+            if (o < array_.key_rank) keys_count *= keys_extent;
             for (Place& one : order) {
                 const i64 cell = column[one.region];
-                if (__builtin_mul_overflow(one.cell, extent, &one.cell) ||
-                    __builtin_add_overflow(one.cell, cell - low, &one.cell))
-                    return false;
-                if (o < array_.key_rank) one.key = one.key * keys_extent + (cell / ratio - first);
+                one.cell = one.cell * extent + (cell - low);
+                if (shares_keys && o < array_.key_rank) one.key = one.key * keys_extent + (cell / ratio - first);
             }
         }
-        std::sort(order.begin(), order.end());
+        sort_by(&Place::cell, cells_count, order);
+        if (shares_keys) sort_by(&Place::key, keys_count, order);
         keys = {0};
         planned.first = {0};
         std::vector<i64> row = {order[0].region};  // a region of each row
         for (i64 i = 1; i < regions_; i++) {
             const Place &one = order[static_cast<std::size_t>(i)], &before = order[static_cast<std::size_t>(i - 1)];
             if (one.cell == before.cell) continue;
-            if (one.key != before.key) keys.push_back(static_cast<i64>(row.size()));
+            if (!shares_keys || one.key != before.key) keys.push_back(static_cast<i64>(row.size()));
             planned.first.push_back(i), row.push_back(one.region);
         }
         planned.first.push_back(regions_);
