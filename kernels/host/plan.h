@@ -270,7 +270,8 @@ private:
     // Splits the rows into units for all threads, each of one key.
     void make_units(const std::vector<i64>& keys, PlannedJob& planned) const {
         const i64 units = static_cast<i64>(keys.size()) - 1;
-        const i64 wanted = request_.threads > 1 ? 2 * request_.threads : 1;
+        // Several for each thread, as one may begin later; they stay with a shard that is open.
+        const i64 wanted = request_.threads > 1 ? 8 * request_.threads : 1;
         const i64 fewest = (wanted + units - 1) / units;
         const i64 most = std::max<i64>(1, UNIT_NBYTES / std::max<i64>(1, array_.nbytes));
         planned.unit = {0};
