@@ -28,8 +28,8 @@ def _write(measure, peer, create, array_format, volume, tmp_path):
     number = itertools.count()
 
     def new_array():
-        # Pages of earlier rounds that are not on the disk would add up, until the kernel makes writers
-        # wait for the disk. Deleted files would be no help: ext4 looks for inodes not used lately.
+        # Pages of earlier rounds that are not on the disk would add up, until the kernel makes
+        # writers wait for it. Deleting is no help: ext4 then looks long for inodes not used lately.
         os.sync()
         path = tmp_path / str(next(number))
         return (create(path, array_format, volume.shape),), {}

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "job.h"
 
@@ -118,24 +119,67 @@ template <class T, bool SWAP> void copy_line(u8* dst, const u8* src, const Dimen
     }
 }
 
+// Elements of two vectors in turns, from element FIRST of both on.
+template <std::size_t FIRST, class V, std::size_t... I> V zip(V one, V other, std::index_sequence<I...>) {
+    constexpr std::size_t n = sizeof...(I);
+#ifdef __clang__
+    return __builtin_shufflevector(one, other, (FIRST + I / 2 + I % 2 * n)...);
+#else
+    return __builtin_shuffle(one, other, V{(FIRST + I / 2 + I % 2 * n)...});
+#endif
+}
+
+constexpr i64 LINE_NBYTES = 64, VECTOR_NBYTES = 16;  // of a line of the cache, and of a vector
+
+template <class T> using Tile = T[LINE_NBYTES / sizeof(T)][LINE_NBYTES / sizeof(T)];
+
+// Writes the first rows and columns of a tile as columns and rows, `step` bytes apart.
+template <class T> void transpose(const Tile<T>& tile, i64 rows, i64 columns, u8* to, i64 step) {
+    constexpr i64 size = sizeof(T), n = VECTOR_NBYTES / size;
+    constexpr auto lanes = std::make_index_sequence<static_cast<std::size_t>(n)>();
+    typedef T V __attribute__((vector_size(VECTOR_NBYTES)));
+    const i64 whole_rows = rows / n * n;
+    for (i64 column = 0; column < columns; column += n) {
+        const i64 wanted = std::min(n, columns - column);
+        for (i64 row = 0; row < whole_rows; row += n) {
+            V one[n], other[n];
+            for (i64 i = 0; i < n; i++) std::memcpy(&one[i], &tile[row + i][column], sizeof(V));
+            for (i64 stage = n; stage > 1; stage /= 2) {
+                for (i64 i = 0; i < n / 2; i++) {
+                    other[2 * i] = zip<0>(one[i], one[i + n / 2], lanes);
+                    other[2 * i + 1] = zip<n / 2>(one[i], one[i + n / 2], lanes);
+                }
+                std::copy(other, other + n, one);
+            }
+            u8* at = to + column * step + row * size;
+            if (wanted == n)
+                for (i64 i = 0; i < n; i++) std::memcpy(at + i * step, &one[i], sizeof(V));
+            else
+                for (i64 i = 0; i < wanted; i++) std::memcpy(at + i * step, &one[i], sizeof(V));
+        }
+    }
+    for (i64 column = 0; column < columns; column++)
+        for (i64 row = whole_rows; row < rows; row++) store<T>(to + column * step + row * size, tile[row][column]);
+}
+
 // A transpose: `across` follows the source, `along` the destination. Tiles of whole cache lines pass
 // through a buffer, because neighbours at a multiple of a large power of two share few lines of the
 // cache and would push each other out.
 template <class T, bool SWAP>
 void copy_tiles(u8* dst, const u8* src, const Dimension& across, const Dimension& along) {
-    constexpr i64 size = sizeof(T), edge = 64 / sizeof(T);
-    T tile[edge][edge];
+    constexpr i64 size = sizeof(T), edge = LINE_NBYTES / size;
+    Tile<T> tile;
     for (i64 a = 0; a < along.count; a += edge) {
         const i64 rows = std::min(edge, along.count - a);
         for (i64 c = 0; c < across.count; c += edge) {
             const i64 columns = std::min(edge, across.count - c);
             const u8* from = src + a * along.src + c * size;
-            for (i64 i = 0; i < rows; i++)
-                std::memcpy(tile[i], from + i * along.src, static_cast<std::size_t>(columns * size));
-            u8* to = dst + a * size + c * across.dst;
-            for (i64 k = 0; k < columns; k++)
-                for (i64 i = 0; i < rows; i++)
-                    store<T>(to + k * across.dst + i * size, SWAP ? reversed(tile[i][k]) : tile[i][k]);
+            for (i64 i = 0; i < rows; i++) {
+                copy_run(reinterpret_cast<u8*>(tile[i]), from + i * along.src, columns * size);
+                if constexpr (SWAP)
+                    for (i64 k = 0; k < columns; k++) tile[i][k] = reversed(tile[i][k]);
+            }
+            transpose<T>(tile, rows, columns, dst + a * size + c * across.dst, across.dst);
         }
     }
 }

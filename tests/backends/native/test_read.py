@@ -204,6 +204,22 @@ def test_elements_longer_than_what_is_read_at_once(endian, tmp_path):
         assert not is_error(compare(view))
 
 
+@each("kind", ["uint8", "uint16", "uint32", "uint64", "complex64", "complex128"])
+@each("endian", ["little", "big"])
+def test_chunks_in_another_order_than_the_array_are_transposed(kind, endian, tmp_path):
+    """Dimensions have more and fewer elements than a line of the cache or a vector."""
+    values = np.random.default_rng(0).integers(0, 250, (90, 3, 75)).astype(kind)
+    values *= np.array(257).astype(kind)
+    codecs = [named("transpose", order=[2, 1, 0]), named("bytes", endian=endian)]
+    store = created(tmp_path, values.shape, values.shape, kind, codecs)
+    store[...] = values
+    store = open_at(tmp_path, {})
+    for low, high in ((0, 75), (3, 68), (5, 38), (6, 23), (7, 15), (1, 4)):
+        box = np.s_[low:high, :, low // 2 : high - low]
+        assert np.array_equal(store[box].read().result(), values[box])
+    assert np.array_equal(store[:, 1].read(order="F").result(), values[:, 1])
+
+
 def test_strides_of_dimensions_of_one_element_may_be_of_any_length(tmp_path):
     store = created(tmp_path, [40, 40], [8, 8], "uint16")
     store[...] = np.arange(1600, dtype="uint16").reshape(40, 40)
