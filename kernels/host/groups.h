@@ -10,9 +10,10 @@ namespace gpustore {
 
 constexpr i64 GROUP_NBYTES = 256 << 10;  // of a raw chunk that are read at once
 constexpr i64 READ_NBYTES = 4 << 10;     // that are copied from the page cache while a read begins
+constexpr i64 GAP_NBYTES = 6 << 10;      // of a short gap: a further read, and its copy, take longer
 
 // Reads of a region of a raw chunk: groups of positions along the dimension whose neighbours are
-// furthest apart. Gaps that are longer than what is wanted are not read.
+// furthest apart. Gaps are not read if they are longer than what is wanted, and not short.
 struct Groups {
     Box box;           // of one position
     int widest = 0;    // the dimension
@@ -29,7 +30,7 @@ struct Groups {
         step = std::llabs(along.src);
         if (!step)
             positions = along.count;
-        else if (2 * (high - low) >= step)
+        else if (step - (high - low) <= std::max(high - low, GAP_NBYTES))
             positions = std::max<i64>(1, GROUP_NBYTES / step);
     }
 

@@ -220,6 +220,18 @@ def test_chunks_in_another_order_than_the_array_are_transposed(kind, endian, tmp
     assert np.array_equal(store[:, 1].read(order="F").result(), values[:, 1])
 
 
+@each(("step", "reads_gaps"), [(3, True), (-2048, True), (8192, False)])
+def test_short_gaps_between_elements_of_a_raw_chunk_are_read(step, reads_gaps, tmp_path):
+    values = np.arange(1 << 19, dtype="u2")
+    store = created(tmp_path, values.shape, values.shape, "uint16")
+    store[...] = values
+    future = open_at(tmp_path, {})[::step].read()
+    result = future.result()
+    assert np.array_equal(result, values[::step])
+    fetched = future.statistics["bytes_fetched"]
+    assert (fetched > 0.9 * values.nbytes) if reads_gaps else (fetched == result.nbytes)
+
+
 def test_strides_of_dimensions_of_one_element_may_be_of_any_length(tmp_path):
     store = created(tmp_path, [40, 40], [8, 8], "uint16")
     store[...] = np.arange(1600, dtype="uint16").reshape(40, 40)
