@@ -96,7 +96,7 @@ def array_of(data: Any) -> Any:
     """
     if _is_in_memory(data):
         return data
-    if hasattr(data, "shape") and hasattr(data, "dtype"):
+    if (hasattr(data, "shape") and hasattr(data, "dtype")) or hasattr(data, "__dlpack__"):
         return registry.public("sources.array_like", "of_object")(data)
     return np.asarray(data)
 

@@ -62,6 +62,12 @@ def test_regions_are_those_of_the_array(tmp_path, kind):
     np.testing.assert_array_equal(part, VALUES[PART])
 
 
+@pytest.mark.parametrize("kind", ["numpy", "lists", "interface", "dlpack", "zarr", "store"])
+def test_all_of_them_are_saved(tmp_path, kind):
+    saved = gpustore.save(f"{tmp_path}/s", sources(tmp_path)[kind])
+    np.testing.assert_array_equal(saved.read().result(), VALUES)
+
+
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [
