@@ -93,12 +93,27 @@ def are_names(names: Any) -> TypeGuard[list[str]]:
 def array_of(data: Any) -> Any:
     """Return an array in memory as it is, lists as an ndarray, any other array as a
     :class:`~gpustore.sources.base.Source` of regions.
+
+    Raises
+    ------
+    TypeError
+        If elements of a masked array are masked.
     """
     if _is_in_memory(data):
+        check_mask(data)
         return data
     if (hasattr(data, "shape") and hasattr(data, "dtype")) or hasattr(data, "__dlpack__"):
         return registry.public("sources.array_like", "of_object")(data)
     return np.asarray(data)
+
+
+def check_mask(array: Any) -> None:
+    """Raise TypeError if elements are masked, which no stored array can tell."""
+    if hasattr(array, "filled") and np.any(getattr(array, "mask", False)):
+        raise TypeError(
+            "masked elements have no value to be stored: choose one with .filled(value), which may "
+            "be the fill_value of the new array"
+        )
 
 
 def write_all(store: Any, data: Any) -> None:

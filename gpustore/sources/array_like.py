@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends.dlpack import as_numpy
+from gpustore.front.array_words import check_mask
 from gpustore.front.store import TensorStore
 from gpustore.sources import hdf5
 from gpustore.sources.base import Region, Source, distinct, json_attributes
@@ -96,6 +97,7 @@ def _elements(array: Any) -> Any:
     """Return elements in host memory as an ndarray; those in the memory of a GPU unchanged."""
     if hasattr(array, "__cuda_array_interface__"):
         return array
+    check_mask(array)
     return np.asarray(as_numpy(array))
 
 

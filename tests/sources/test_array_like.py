@@ -127,3 +127,13 @@ def test_regions_are_bounded_by_memory(tmp_path):
     lazy = Lazy(np.zeros((4096, 512), "u1"))
     gpustore.copy(lazy, tmp_path / "a.zarr", chunks=(64, 64), memory=1 << 18)
     assert max(values.nbytes for values in map(lazy.values.__getitem__, lazy.asked)) <= 1 << 17
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("save", [gpustore.save, copy])
+def test_masked_elements_are_refused(tmp_path, save, lazy):
+    whole = np.ma.masked_array(VALUES, mask=False)
+    np.testing.assert_array_equal(save(f"{tmp_path}/a", whole).read().result(), VALUES)
+    masked = np.ma.masked_equal(VALUES, 7)
+    with pytest.raises(TypeError, match=r"\.filled\(value\)"):
+        save(f"{tmp_path}/b", Lazy(masked) if lazy else masked)
