@@ -14,8 +14,8 @@ import pytest
 import gpustore
 from tests.matrix import each
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 jax = pytest.importorskip("jax", reason="jax is not installed")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 

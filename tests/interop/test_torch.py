@@ -175,8 +175,6 @@ def counted(sample):
     return sample, gpustore.statistics["reads"]
 
 
-# JAX, if another test has imported it, warns of any fork.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @each("method", ["fork", "forkserver", "spawn"])
 def test_workers_of_a_data_loader(stored, method):
     dataset = ArrayDataset(stored, transform=counted)
@@ -189,7 +187,6 @@ def test_workers_of_a_data_loader(stored, method):
     assert [reads.unique().tolist() for _, reads in batches] == [[1], [2], [3], [4]]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_forked_workers_have_stores_in_memory_and_tell_of_damaged_chunks(stored):
     options = {"batch_size": 5, "num_workers": 1, "multiprocessing_context": "fork"}
     labels = gpustore.array(np.arange(20))
