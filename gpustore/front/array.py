@@ -111,6 +111,6 @@ def _converted(
     if isinstance(array, np.ndarray) and not np.can_cast(array.dtype, wanted, "safe"):
         raise TypeError(
             f"Cannot cast array data from {array.dtype!r} to {wanted!r} according to the rule "
-            f"'safe'"
+            f"'safe'; convert it first, for instance by astype({wanted.name!r})"
         )
     return data_type, np.array(array, wanted, copy=copy)

@@ -209,6 +209,15 @@ def test_write(name, dtype, tmp_path):
     check(write, tmp_path)
 
 
+def test_an_array_that_does_not_cast_safely_names_the_conversion():
+    store = gpustore.array(np.zeros(3, "uint16"))
+    for values in (np.arange(3), np.ones(3)):
+        with pytest.raises(TypeError, match=r"'safe'; convert it .* by astype\('uint16'\)$"):
+            store.write(values).result()
+        with pytest.raises(TypeError, match=r"'safe'; convert it .* by astype\('uint16'\)$"):
+            gpustore.array(values, "uint16")
+
+
 @pytest.mark.parametrize("source", [np.zeros((2, 3, 4), "u1"), np.zeros((5, 3, 4), "u1")])
 def test_source_of_larger_rank_must_have_size_one_there(source):
     """TensorStore refuses all sources of larger rank: "object too deep"."""

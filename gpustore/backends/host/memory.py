@@ -180,7 +180,8 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     found = np.asarray(array)
     if found.dtype.newbyteorder("=") != dtype and not np.can_cast(found.dtype, dtype, "safe"):
         raise TypeError(
-            f"Cannot cast array data from {found.dtype!r} to {dtype!r} according to the rule 'safe'"
+            f"Cannot cast array data from {found.dtype!r} to {dtype!r} according to the rule "
+            f"'safe'; convert it first, for instance by astype({dtype.name!r})"
         )
     return found.astype(dtype, copy=False)
 
