@@ -90,7 +90,12 @@ class StoreCalls:
         store = self.object
 
         async def read(key: str, start: int, stop: int | None) -> Any:
-            found = await store.get(key, buffer_prototype, _byte_request(start, stop))
+            try:
+                found = await store.get(key, buffer_prototype, _byte_request(start, stop))
+            except Exception as error:
+                if _is_no_key(error):
+                    return None
+                raise
             return None if found is None else found.as_numpy_array().data.cast("B")
 
         return self._each([partial(read, *one) for one in zip(keys, starts, stops, strict=True)])
@@ -102,8 +107,11 @@ class StoreCalls:
         async def size(key: str) -> int:
             try:
                 return await store.getsize(key)
-            except (FileNotFoundError, NotADirectoryError):
-                return -1
+            except Exception as error:
+                missing = isinstance(error, FileNotFoundError | NotADirectoryError | KeyError)
+                if missing or _is_no_key(error):
+                    return -1
+                raise
 
         return self._each([partial(size, key) for key in keys])
 
@@ -191,6 +199,11 @@ class StoreCalls:
                 raise _blocked()
             seen = waits
         return future.result()
+
+
+def _is_no_key(error: Exception) -> bool:
+    """Whether an error says that no value can have the key: icechunk has keys of Zarr v3 only."""
+    return "invalid zarr key format" in str(error)
 
 
 def _byte_request(start: int, stop: int | None) -> ByteRequest | None:

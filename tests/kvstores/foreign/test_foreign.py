@@ -38,6 +38,7 @@ from tests.matrix import each
 
 storage = pytest.importorskip("zarr.storage", reason="zarr-python is not installed")
 
+from zarr.core.buffer.cpu import buffer_prototype  # noqa: E402
 from zarr.core.sync import sync  # noqa: E402
 
 from gpustore.interop.zarr import store as calls  # noqa: E402
@@ -133,6 +134,45 @@ def test_arrays_and_groups(kind, zarr_format, tmp_path):
     assert resized.shape == (50, 30)
     detected = gpustore.open({"driver": "auto"}, kvstore=root / "a/x").result()
     assert detected.shape == (50, 30)
+
+
+class Picky(storage.WrapperStore):
+    """A store that has keys of Zarr v3 only, as icechunk's."""
+
+    async def get(self, key, prototype, byte_range=None):
+        self.check(key)
+        return await super().get(key, prototype, byte_range)
+
+    async def getsize(self, key):
+        self.check(key)
+        if await super().get(key, buffer_prototype) is None:
+            raise KeyError(f"key not found at `{key}`")
+        return await super().getsize(key)
+
+    def check(self, key):
+        if not re.search(r"(^|/)(zarr\.json|c/[0-9/]+)$", key):
+            raise RuntimeError(f"invalid zarr key format `{key}`")
+
+
+def test_keys_that_a_store_cannot_have_are_missing():
+    inner = Picky(storage.MemoryStore())
+    group = gpustore.open_group(KvStore.from_zarr_store(inner), create=True).result()
+    group.create_array("x", data=np.arange(9), chunks=4).result()
+    found = gpustore.open_group(KvStore.from_zarr_store(inner)).result()["x"]
+    np.testing.assert_array_equal(found.read().result(), np.arange(9))
+
+
+def test_a_session_of_icechunk():
+    icechunk = pytest.importorskip("icechunk", reason="icechunk is not installed")
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repository.writable_session("main")
+    group = gpustore.open_group(KvStore.from_zarr_store(session.store), create=True).result()
+    group.create_array("a/x", data=np.arange(9), chunks=4).result()
+    session.commit("made")
+    again = KvStore.from_zarr_store(repository.readonly_session("main").store)
+    found = gpustore.open_group(again).result()["a/x"]
+    np.testing.assert_array_equal(found.read().result(), np.arange(9))
+    assert not found.writable
 
 
 def test_shards_are_read_by_ranges():
