@@ -11,5 +11,6 @@
 from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.patch_loader import PatchLoader
 from gpustore.loader.random_patches import RandomPatches
+from gpustore.loader.stitch import Stitch
 
-__all__ = ["GridPatches", "PatchLoader", "RandomPatches"]
+__all__ = ["GridPatches", "PatchLoader", "RandomPatches", "Stitch"]

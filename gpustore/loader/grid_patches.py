@@ -109,6 +109,10 @@ class GridOrder:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def origins(self, volume: int = 0) -> list[Integers]:
+        """Return the origins of a volume's patches along each dimension, ascending."""
+        return [np.concatenate(pieces) for pieces in self._parts[volume][1]]
+
     def windows(self, epoch: int, first: int) -> Iterator[Window]:
         """Yield the windows of an epoch, in order, from the one that has patch `first` on."""
         at = itertools.chain.from_iterable(
