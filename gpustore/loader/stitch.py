@@ -135,12 +135,13 @@ class Stitch:
             some = self._sums.get(chunk)
             if some is None:
                 some = self._sums[chunk] = self._begun(chunk)
-            into, outof = [], []
+            into: list[Any] = [...]
+            outof: list[Any] = [...]
             for o, p, lo, n in zip(origin, self._patch, some.low, some.extent, strict=True):
                 begin, end = max(o, lo), min(o + p, lo + n)
                 into.append(slice(begin - lo, end - lo))
                 outof.append(slice(begin - o, end - o))
-            some.values[..., *into] += weighted[..., *outof]
+            some.values[tuple(into)] += weighted[tuple(outof)]
             some.weights[tuple(into)] += self._weights[tuple(outof)]
             some.left -= 1
             if not some.left:
