@@ -40,10 +40,12 @@ class Ranges:
         # Of what is read, pieces may overlap; the test for common bytes wants ends in order too.
         self.are_disjoint = not (self.low[1:] < self.high[:-1]).any()
         self.high = np.maximum.accumulate(self.high)
+        # All of them, also as Python has numbers: most sets lie far apart.
+        self.span = (int(self.low[0]), int(self.high[-1])) if len(self.low) else (0, 0)
 
     def meet(self, other):
         """An address that both have, or None."""
-        if not len(self.low) or not len(other.low):
+        if self.span[1] <= other.span[0] or other.span[1] <= self.span[0]:
             return None
         first = np.searchsorted(other.high, self.low, "right")
         inside = first < len(other.low)
