@@ -27,10 +27,24 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import pkgutil
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# Held while a module below the root is imported by name. Python imports a module and its package
+# under one lock each: two threads that take them in either order would get an error of a deadlock.
+_importing = threading.RLock()
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
+)
+
+# Above the root, whose names their modules use: without the lock, which they would wait for.
+_ABOVE = {"cli", "interop", "loader"}
 
 _OBJECT = {
     "resources": "RESOURCE",
@@ -99,7 +113,7 @@ def find(folder: str, name: str) -> Any:
     module = name.replace("-", "_") if name in _DASHED else name
     if module not in _modules(folder):
         return None
-    return getattr(importlib.import_module(f"gpustore.{folder}.{module}"), _OBJECT[folder], None)
+    return getattr(_import(f"{folder}.{module}"), _OBJECT[folder], None)
 
 
 def is_kvstore(name: str) -> bool:
@@ -144,7 +158,7 @@ def guest(library: str) -> Any:
     ModuleNotFoundError
         If the library is not installed; the message has the command that installs it.
     """
-    return importlib.import_module(f"gpustore.interop.{library}")
+    return _import(f"interop.{library}")
 
 
 def room(name: str) -> Any:
@@ -153,12 +167,19 @@ def room(name: str) -> Any:
     >>> room("errors").__name__, room("no_such_room")
     ('gpustore.errors', None)
     """
-    return importlib.import_module(f"gpustore.{name}") if name in _modules("") else None
+    return _import(name) if name in _modules("") else None
 
 
 def public(module: str, name: str) -> Any:
     """Return what ``gpustore.<module>`` defines under `name`, for the lazy names of the root."""
-    return getattr(importlib.import_module(f"gpustore.{module}"), name)
+    return getattr(_import(module), name)
+
+
+def _import(module: str) -> Any:
+    if module.partition(".")[0] in _ABOVE:
+        return importlib.import_module(f"gpustore.{module}")
+    with _importing:
+        return importlib.import_module(f"gpustore.{module}")
 
 
 def file_of(module: str) -> str:
