@@ -145,6 +145,7 @@ def schemes() -> tuple[str, ...]:
     return tuple(sorted(name for folder, name in names if _SCHEMES.get((folder, name)) != ""))
 
 
+@cache
 def guest(library: str) -> Any:
     """Import ``gpustore/interop/<library>``, the module about a library that is used together.
 
@@ -170,6 +171,7 @@ def room(name: str) -> Any:
     return _import(name) if name in _modules("") else None
 
 
+@cache
 def public(module: str, name: str) -> Any:
     """Return what ``gpustore.<module>`` defines under `name`, for the lazy names of the root."""
     return getattr(_import(module), name)

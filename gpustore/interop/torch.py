@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ _TYPES: Final = {
 """Data types that have one name and one meaning here and in PyTorch."""
 
 
+@cache
 def conversion(dtype: gpustore.dtype) -> Callable[[Any], torch.Tensor]:
     """Return a function that makes a tensor of an array of NumPy or CuPy, in its memory.
 
