@@ -29,7 +29,13 @@ from gpustore.kvstores.columns import (
 from gpustore.kvstores.foreign import ForeignKvStore
 from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores.result import as_bytes
-from gpustore.kvstores.spec import KvStoreSpec, append_component, as_text
+from gpustore.kvstores.spec import (
+    KvStoreSpec,
+    append_component,
+    as_text,
+    by_reference,
+    unbound_json,
+)
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
@@ -214,7 +220,7 @@ class KvStore:
         """Return a spec for use inside one that defines `resources`."""
         if isinstance(self._driver, ForeignKvStore):
             return self.spec()
-        return KvStoreSpec.from_json(_unbound(self._driver, self._path, resources))
+        return KvStoreSpec.from_json(unbound_json(self._driver, self._path, resources))
 
     def copy(self) -> KvStore:
         """Return a copy with an independent path."""
@@ -230,9 +236,9 @@ class KvStore:
         defined: dict[str, Context.Resource] = {}
         below: KvStoreDriver | None = self._driver
         while below is not None:
-            defined = {**_by_reference(below), **defined}
+            defined = {**by_reference(below), **defined}
             below = None if below.base is None else below.base.driver
-        json = _unbound(self._driver, self._path, defined)
+        json = unbound_json(self._driver, self._path, defined)
         if defined:
             json["context"] = {name: resource.to_json() for name, resource in defined.items()}
         return json
@@ -563,32 +569,6 @@ class KvStore:
         if isinstance(self._driver, ForeignKvStore):
             return KvStore, (self._driver, self._path)
         return _reopen, (self._unbound_json(),)
-
-
-def _by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
-    """Return the context resources that a spec refers to, by ``<id>`` or ``<id>#<name>``."""
-    found = {}
-    for id, resource in driver.resources.items():
-        reference = driver.spec.references.get(id, id)
-        if isinstance(reference, str) and reference.partition("#")[0] == id:
-            found[reference] = resource
-    return found
-
-
-def _unbound(
-    driver: KvStoreDriver, path: str, defined: Mapping[str, Context.Resource]
-) -> dict[str, JsonValue]:
-    """JSON of a driver and a path; its context has what is not `defined` around it alike."""
-    json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
-    own = _by_reference(driver)
-    differing = {name: own[name] for name in own if own[name] is not defined.get(name)}
-    if differing:
-        json["context"] = {name: resource.to_json() for name, resource in differing.items()}
-    if driver.base is not None:
-        json["base"] = _unbound(driver.base.driver, driver.base.path, {**defined, **differing})
-    if path:
-        json["path"] = path
-    return json
 
 
 def _reopen(json: dict[str, JsonValue]) -> KvStore:

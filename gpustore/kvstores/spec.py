@@ -18,6 +18,8 @@ from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpustore.kvstores.base import DriverSpec, KvStoreDriver
     from gpustore.strict_json.parsing import JsonValue
 
@@ -232,6 +234,32 @@ class KvStoreSpec:
         if isinstance(self._driver, ForeignSpec):
             return _over_object, (self._driver, self._path)
         return KvStoreSpec, (self.to_json(),)
+
+
+def by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
+    """Return the context resources that a spec refers to, by ``<id>`` or ``<id>#<name>``."""
+    found = {}
+    for id, resource in driver.resources.items():
+        reference = driver.spec.references.get(id, id)
+        if isinstance(reference, str) and reference.partition("#")[0] == id:
+            found[reference] = resource
+    return found
+
+
+def unbound_json(
+    driver: KvStoreDriver, path: str, defined: Mapping[str, Context.Resource]
+) -> dict[str, JsonValue]:
+    """Return the JSON of a driver and a path; its context has what is not `defined` around it."""
+    json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
+    own = by_reference(driver)
+    differing = {name: own[name] for name in own if own[name] is not defined.get(name)}
+    if differing:
+        json["context"] = {name: resource.to_json() for name, resource in differing.items()}
+    if driver.base is not None:
+        json["base"] = unbound_json(driver.base.driver, driver.base.path, {**defined, **differing})
+    if path:
+        json["path"] = path
+    return json
 
 
 def _over_object(driver: ForeignSpec, path: str) -> KvStoreSpec:

@@ -211,6 +211,7 @@ if importlib.util.find_spec("obstore") is not None:
     STORES["object"] = lambda path: zarr.storage.ObjectStore(MemoryStore())
 
 
+@pytest.mark.matrix
 @each("layout", ["zstd", "shards", "raw shards", "v2"])
 @each("kind", STORES)
 def test_other_stores_of_zarr_python(kind, layout, tmp_path, left):

@@ -130,11 +130,6 @@ class CodecPipeline(_Base):
     def __iter__(self) -> Iterator[Codec]:
         return iter(self._python)  # type: ignore[call-overload]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_python":
-            raise AttributeError(name)
-        return getattr(self._python, name)
-
     def validate(self, *, shape: Any, dtype: Any, chunk_grid: Any) -> None:
         """Let the codecs check that they suit an array."""
         self._python.validate(shape=shape, dtype=dtype, chunk_grid=chunk_grid)
