@@ -150,7 +150,8 @@ def _needed(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> _Needed:
         # of shards in shards at most once for each chunk. Ranges close together are one read.
         parts = array.parts(plan) if isinstance(plan, ChunkPlan) else 1
         if stored.native is not None:
-            parts = -(-2 * array.executor.limit // max(1, values))
+            # The core cuts a plan into 8 parts a thread; most parts of a shard find it open.
+            parts = -(-8 * array.executor.limit // max(1, values))
         indices = values * parts if parts > values or stored.native is not None else values
         if is_cached:
             indices = chunks

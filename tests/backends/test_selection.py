@@ -215,7 +215,8 @@ def test_pytorch_serves_the_memory_of_a_device_of_its_own(cupy, tmp_path, monkey
     (tmp_path / "torch" / "cuda.py").write_text(TORCH_CUDA)
     importlib.invalidate_caches()
     for name in ("torch", "torch.cuda"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, None)  # So that what is imported goes again.
+        monkeypatch.delitem(sys.modules, name)
     default, own = (select_backend(parse_device("cuda:0"), name) for name in ("default", "torch"))
     assert default is not own
     assert select_backend(parse_device("cuda"), "torch") is own
