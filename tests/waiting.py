@@ -4,8 +4,8 @@ import time
 
 
 def wait_until(condition):
-    """Return once the condition holds; an error if it does not within a minute."""
-    end = time.monotonic() + 60
+    """Return once the condition holds; an error if it does not within 200 s."""
+    end = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)

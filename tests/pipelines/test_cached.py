@@ -302,14 +302,14 @@ def test_write_during_a_read_is_not_lost():
         columns = original(self, request)
         if threading.current_thread().name == "reader":
             fetched.set()
-            assert written.wait(5)
+            assert written.wait(100)
         return columns
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(store), "read_many", slow)
         thread = threading.Thread(target=lambda: cached[0, 0].read().result(), name="reader")
         thread.start()
-        assert fetched.wait(5)
+        assert fetched.wait(100)
         cached[...] = 2
         written.set()
         thread.join()

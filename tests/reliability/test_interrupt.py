@@ -32,7 +32,7 @@ def interrupt(action, path, delay_s):
     with start("interrupted", action, path) as worker:
         assert worker.stdout.readline() == "ready\n", worker.stderr.read()
         time.sleep(delay_s)  # Any moment will do.
-        out, err = worker.communicate("now\n", timeout=60)
+        out, err = worker.communicate("now\n", timeout=200)
     assert worker.returncode == 0, err
     name, *rest = out.rstrip().split(",")
     assert name == "KeyboardInterrupt"

@@ -77,10 +77,10 @@ def use(store, value):
 
 
 def in_child(work):
-    """Fork, work in the child, and return its exit status; 20 s are allowed."""
+    """Fork, work in the child, and return its exit status; 100 s are allowed."""
     pid = os.fork()
     if not pid:
-        signal.alarm(20)
+        signal.alarm(100)
         status = 1
         try:
             work()
@@ -163,7 +163,7 @@ def meet(store):
     barrier = threading.Barrier(executor.limit + 1)
     for _ in range(executor.limit):
         executor.submit(barrier.wait)
-    barrier.wait(60)
+    barrier.wait(200)
 
 
 def interrupted(action, path):

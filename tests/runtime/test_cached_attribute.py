@@ -15,7 +15,7 @@ class Counted:
         """Say something."""
         self.computed += 1
         if self.both is not None:
-            self.both.wait(10)
+            self.both.wait(100)
         return object()
 
 

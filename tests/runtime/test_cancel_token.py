@@ -90,7 +90,7 @@ def test_token_tells_a_task_it_was_cancelled(executor):
     begun.wait()
     future.cancel()
     cancelled.set()
-    assert ended.wait(10)
+    assert ended.wait(100)
 
 
 def test_native_code_sees_that_a_fan_out_was_cancelled(executor):
@@ -107,7 +107,7 @@ def test_native_code_sees_that_a_fan_out_was_cancelled(executor):
     future = executor.run_all([work], lambda: None)
     begun.wait()
     future.cancel()
-    assert ended.wait(10)
+    assert ended.wait(100)
 
 
 def test_native_code_sees_that_another_task_failed(executor):

@@ -75,7 +75,7 @@ def test_limit_is_kept_and_used():
         with lock:
             running += 1
             most = max(most, running)
-        meet.wait(10)
+        meet.wait(100)
         with lock:
             running -= 1
 
@@ -106,7 +106,7 @@ def test_threads_end_with_their_executor():
     del executor
     gc.collect()
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
         assert not thread.is_alive()
 
 
@@ -215,7 +215,7 @@ def test_helping_leaves_tasks_that_have_begun_and_waits_for_them():
 
     def first():
         begun.set()
-        assert release.wait(10)
+        assert release.wait(100)
         return threads.append(threading.get_ident())
 
     def second():
@@ -224,7 +224,7 @@ def test_helping_leaves_tasks_that_have_begun_and_waits_for_them():
 
     threads = []
     future = executor.run_all([first, second], lambda: threads, helped=True)
-    assert begun.wait(10)
+    assert begun.wait(100)
     mine, worker = future.result()
     assert mine == threading.get_ident() != worker
 
@@ -235,7 +235,7 @@ def test_a_thread_that_is_about_to_wait_is_called_instead_of_a_worker():
 
     def task():
         threads.append(threading.get_ident())
-        both.wait(10)
+        both.wait(100)
 
     begin = partial(executor.run_all, [task, task], lambda: None, helped=True, asked=True)
     begin().result()
@@ -244,7 +244,7 @@ def test_a_thread_that_is_about_to_wait_is_called_instead_of_a_worker():
     assert threads.count(threading.get_ident()) == 1
     ended = threading.Event()
     executor.run_all([lambda: None] * 3, ended.set, helped=True, asked=True)
-    assert ended.wait(10)
+    assert ended.wait(100)
 
 
 def test_errors_of_a_helped_task_are_those_of_the_future(busy):
@@ -290,7 +290,7 @@ def test_run_all_cancel_stops_an_endless_sequence():
     begun = threading.Event()
     executor = Executor(1)
     future = executor.run_all(Endless(), lambda: None)
-    assert begun.wait(10)
+    assert begun.wait(100)
     # Other work is not kept waiting by it, either.
     assert executor.submit(lambda: 4).result(timeout=60) == 4
     assert future.cancel()
@@ -320,7 +320,7 @@ def test_run_all_cancelling_the_parent_skips_tasks():
 
 
 def test_run_all_fails_with_the_error_for_which_other_tasks_have_stopped():
-    begun, stopped = threading.Barrier(2, timeout=20), threading.Event()
+    begun, stopped = threading.Barrier(2, timeout=100), threading.Event()
 
     def stop():
         begun.wait()
@@ -329,23 +329,23 @@ def test_run_all_fails_with_the_error_for_which_other_tasks_have_stopped():
 
     def fail():
         begun.wait()
-        assert stopped.wait(20)
+        assert stopped.wait(100)
         raise ZeroDivisionError
 
     for tasks in ([stop, fail], [fail, stop]):
         stopped.clear()
         with pytest.raises(ZeroDivisionError):
-            Executor(2).run_all(tasks, lambda: None).result(timeout=20)
+            Executor(2).run_all(tasks, lambda: None).result(timeout=100)
 
 
 def test_run_all_fails_with_the_error_of_the_first_task_that_fails():
     """Tasks before one that failed are not told to stop, those behind it are."""
-    begun, stopped = threading.Barrier(3, timeout=20), threading.Event()
+    begun, stopped = threading.Barrier(3, timeout=100), threading.Event()
     told = []
 
     def first():
         begun.wait()
-        assert stopped.wait(20)
+        assert stopped.wait(100)
         token = CancelToken.current()
         told.append((token.cancelled, ctypes.string_at(token.address, 1)))
         raise KeyError("first")
@@ -362,7 +362,7 @@ def test_run_all_fails_with_the_error_of_the_first_task_that_fails():
         raise IndexError("last")
 
     with pytest.raises(KeyError):
-        Executor(3).run_all([first, second, third], lambda: None).result(timeout=20)
+        Executor(3).run_all([first, second, third], lambda: None).result(timeout=100)
     assert told == [(False, b"\0")]
 
 
@@ -372,7 +372,7 @@ def test_run_all_says_when_no_task_runs_any_more(outcome):
     release, events = threading.Event(), []
 
     def task():
-        release.wait(20)
+        release.wait(100)
         events.append("task")
         if outcome == "failed":
             raise ZeroDivisionError
@@ -445,7 +445,7 @@ def test_waiting_in_a_callback_on_a_worker():
         done.set()
 
     executor.submit(lambda: None).add_done_callback(then)
-    assert done.wait(10)
+    assert done.wait(100)
     assert results == [3]
 
 

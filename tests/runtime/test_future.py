@@ -298,7 +298,7 @@ def test_dropped_promise_in_a_cycle_with_callbacks():
     cycle.append(cycle)
     del promise, cycle
     gc.collect()
-    assert called.wait(10)
+    assert called.wait(100)
     assert isinstance(future.exception(), ValueError)
 
 
@@ -364,7 +364,7 @@ def test_deferred_runs_on_the_pool_once(executor, ask):
 def _result_by_callback(future):
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    assert done.wait(10)
+    assert done.wait(100)
 
 
 def _poll(future):

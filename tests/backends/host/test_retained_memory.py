@@ -86,7 +86,7 @@ def test_a_child_process_does_not_wait_for_a_lock_of_its_parent():
         retained_memory._after_fork()
         thread = threading.Thread(target=retained, args=[NBYTES])
         thread.start()
-        thread.join(10)
+        thread.join(100)
     assert not thread.is_alive()
 
 

@@ -82,7 +82,7 @@ def test_waiting_writers_get_the_key_soon(directory, tmp_path, linked):
     # The next key, whose lock is the file that the other one waits for.
     assert linked.acquire(directory, "b.__lock")
     linked.release(directory, "b.__lock")
-    assert held.wait(10)
+    assert held.wait(100)
     thread.join()
 
 
