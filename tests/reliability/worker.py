@@ -191,7 +191,8 @@ def interrupted(action, path):
         for version in itertools.count(2):
             if is_asked.is_set():
                 is_over.set()
-                signal.pause()
+                while True:  # A signal just before signal.pause() would not end it.
+                    time.sleep(0.01)
             if action == "write":
                 waited = store.write(version).commit
             elif action == "read-many":
