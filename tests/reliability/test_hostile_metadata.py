@@ -192,10 +192,13 @@ def refuse(directory, version, path):
     ):
         with pytest.raises(GpustoreError) as caught:
             gpustore.open(spec).result()
+        if f'"{directory}" is a Zarr v3 group, not an array' in str(caught.value):
+            assert spec == str(directory)  # The others say that it is an array.
+            continue
         assert path in str(caught.value)
         errors.append(caught.value)
     first, *others = (error.text[error.text.index(path) :] for error in errors)
-    assert others == [first, first]
+    assert all(other == first for other in others)
     assert len(str(errors[0])) < 4000
     return errors[0]
 
