@@ -127,6 +127,8 @@ def as_numpy(array: Any) -> Any:
     """
     dtype = getattr(array, "dtype", None)
     is_tensor = hasattr(array, "__dlpack__") and not isinstance(dtype, np.dtype)
+    if dtype is None and hasattr(array, "__array__"):  # It may hold what DLPack has no words for.
+        return array
     return host_view(array) if is_tensor else array
 
 

@@ -144,7 +144,8 @@ def _blocks(
         values = [future.result() for future in read]
         whole = len({array.shape for array in values}) == 1
         column = np.stack(values) if whole else _ragged(values)
-        indices = np.array(starts, np.int64).reshape(len(starts), store.rank) + np.array(origin)
+        indices = np.array(starts, np.int64).reshape(len(starts), store.rank)
+        indices += np.array(origin, np.int64)
         yield BlockAccessor.batch_to_block({"start": indices, "values": column})
 
 

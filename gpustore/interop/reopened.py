@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ class Reopened:
     def __init__(self, store: gpustore.TensorStore) -> None:
         self._store: gpustore.TensorStore | None = store
         self._spec = self._generation = ""
+        self._number = uuid.uuid4().hex
         kvstore = store.kvstore
         if kvstore is not None and "memory" not in kvstore.url.partition(":")[0]:
             spec = store.spec(unbind_context=True, minimal_spec=True).to_json()
@@ -51,7 +53,7 @@ class Reopened:
     @property
     def identity(self) -> tuple[str, ...]:
         """Spec and generation of the metadata; of a store in memory, what it is in this process."""
-        return (self._spec, self._generation) if self._spec else ("memory", str(id(self._store)))
+        return (self._spec, self._generation) if self._spec else ("memory", self._number)
 
     def __getstate__(self) -> tuple[str, str]:
         if not self._spec:
@@ -63,6 +65,7 @@ class Reopened:
     def __setstate__(self, state: tuple[str, str]) -> None:
         self._store = None
         self._spec, self._generation = state
+        self._number = ""
 
 
 _lock = threading.Lock()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
+
+import gpustore
 
 _END: Final = object()
 
@@ -28,16 +31,21 @@ class BatchesAhead(Iterator[Batch]):
     """
 
     def __init__(self, batches: Iterator[Batch], ahead: int) -> None:
+        self._process = os.getpid()
         self._ready: queue.Queue[Any] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread = threading.Thread(
             target=_make, args=(batches, self._ready, self._stopped), name="gpustore-loader"
         )
         self._thread.daemon = True
-        self._end = weakref.finalize(self, _stop, self._ready, self._stopped)
+        self._end = weakref.finalize(self, _stop_here, self._process, self._ready, self._stopped)
         self._thread.start()
 
     def __next__(self) -> Batch:
+        if self._process != os.getpid():
+            raise gpustore.ForkError(
+                "the iteration was begun before a fork: begin one in this process"
+            )
         if self._stopped.is_set():
             raise StopIteration
         found = self._ready.get()
@@ -52,6 +60,9 @@ class BatchesAhead(Iterator[Batch]):
 
     def close(self) -> None:
         """End the thread, and drop the batches that wait."""
+        if self._process != os.getpid():  # It has no such thread, and its locks may be held.
+            self._end.detach()
+            return
         self._end()
         self._thread.join()
 
@@ -70,6 +81,11 @@ def _make(batches: Iterator[Batch], ready: queue.Queue[Any], stopped: threading.
         close = getattr(batches, "close", None)
         if close is not None:
             close()
+
+
+def _stop_here(process: int, ready: queue.Queue[Any], stopped: threading.Event) -> None:
+    if process == os.getpid():
+        _stop(ready, stopped)
 
 
 def _stop(ready: queue.Queue[Any], stopped: threading.Event) -> None:

@@ -31,6 +31,8 @@ class _FetchedArray:
         extent = np.array(array.extent())
         self.low = np.clip(self._origins.min(axis=0), 0, extent)
         self.high = np.clip(self._origins.max(axis=0) + np.array(array.patch), 0, extent)
+        if edge == REFLECT:
+            self._reach_mirrored(extent)
         box = math.prod((self.high - self.low).tolist()) * math.prod(array.leading)
         box *= array.dtype.itemsize
         alone = len(origins) * array.patch_nbytes
@@ -40,6 +42,16 @@ class _FetchedArray:
         self.is_box = not is_inside or alone > box
         self.nbytes = box if self.is_box else alone
         self._future: gpustore.Future[Any] | None = None
+
+    def _reach_mirrored(self, extent: Integers) -> None:
+        """Extend the region by the elements that stand for those outside."""
+        for d, n in enumerate(extent.tolist()):
+            for origin in np.unique(self._origins[:, d]).tolist():
+                end = origin + self.array.patch[d]
+                if origin < 0 or end > n:
+                    found = _mirrored(origin, end, n)
+                    self.low[d] = min(self.low[d], found.min())
+                    self.high[d] = max(self.high[d], found.max() + 1)
 
     def begin(self) -> None:
         """Begin to read."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -47,7 +46,8 @@ class PatchLoader:
     of the last are used. A thread makes batches ahead; no worker process is needed.
 
     PyTorch's ``DataLoader(loader, batch_size=None)`` gives the same batches, also with workers,
-    each of which makes some of them, and so reads most windows.
+    each of which makes some of them, and so reads most windows. Workers begin each epoch with a
+    copy of this loader: call :meth:`set_epoch` before, as for PyTorch's ``DistributedSampler``.
 
     Parameters
     ----------
@@ -148,7 +148,8 @@ class PatchLoader:
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
         self._cast = {one.name: _Cast.of(one, dtype, normalize) for one in first}
-        self._given = {name: _given_to(to, one.dtype) for name, one in self._cast.items()}
+        self._to = to
+        self._given = self._conversions()
         batch_nbytes = batch_size * sum(
             math.prod(one.patch_shape) * self._cast[one.name].dtype.itemsize for one in first
         )
@@ -159,8 +160,7 @@ class PatchLoader:
                 f"memory: {prefetch + 2} batches of {batch_nbytes} bytes each do not fit in "
                 f"{limit}; choose more memory, or a smaller batch_size or prefetch"
             )
-        if "torch" in sys.modules:  # Then its DataLoader may be given this one.
-            sys.modules["torch"].utils.data.IterableDataset.register(type(self))
+        self._register()
         self.epoch = 0
         self._position = 0
         self._first: int | None = None
@@ -190,13 +190,16 @@ class PatchLoader:
             )
         self._position, self._worker = first, (worker, workers) if workers > 1 else None
         numbers = range(first, self._batches, workers)
-        batches = self._made(self.epoch, numbers)
+        ahead = None
+        batches: Iterator[Batch] = self._made(self.epoch, numbers)
         if self._prefetch:
-            batches = self._iterator = BatchesAhead(batches, self._prefetch)
+            batches = ahead = self._iterator = BatchesAhead(batches, self._prefetch)
         try:
             for number in numbers:
                 begin = time.perf_counter()
-                batch = next(batches)
+                batch = next(batches, None)
+                if batch is None:
+                    raise RuntimeError("the loader was closed, or has begun another iteration")
                 self._waited_s += time.perf_counter() - begin
                 self._position = number + workers
                 yield batch if self._transform is None else self._transform(batch)
@@ -204,7 +207,8 @@ class PatchLoader:
             self.epoch, self._position = self.epoch + 1, 0
             self._worker = None
         finally:
-            self._end()
+            if ahead is not None:
+                ahead.close()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with an epoch; its own one goes on where it was loaded."""
@@ -272,13 +276,27 @@ class PatchLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what runs: another process begins itself."""
-        return self.__dict__ | {"_iterator": None}
+        """Leave out what runs, and functions: another process makes its own."""
+        return self.__dict__ | {"_iterator": None, "_given": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._given = self._conversions()
+        self._register()
 
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()
+
+    def _conversions(self) -> dict[str, Callable[[NDArray[Any]], Any]]:
+        """Return functions that make arrays of the library that was asked for, by name."""
+        return {name: _given_to(self._to, one.dtype) for name, one in self._cast.items()}
+
+    def _register(self) -> None:
+        """Let PyTorch's DataLoader, if the program may use it, know what this is."""
+        if "torch" in sys.modules:
+            sys.modules["torch"].utils.data.IterableDataset.register(type(self))
 
     def _fingerprint(self) -> dict[str, Any]:
         return {
@@ -307,7 +325,11 @@ class PatchLoader:
                     at, until = np.searchsorted(window.numbers, (begin, end)).tolist()
                     parts.append((window, at, until))
                     begin = int(window.numbers[until - 1]) + 1
-                yield self._joined(parts)
+                    del window
+                batch = self._joined(parts)
+                del parts  # And with them windows that have no more patches.
+                yield batch
+                del batch
         finally:
             windows.close()
 
@@ -324,7 +346,8 @@ class PatchLoader:
                     room = np.empty((until - at, *one.patch_shape), array.array.dtype)
                     array.cut(at, room, array.array.store.fill_value or 0)
                 else:
-                    room = array.result()[at:until]
+                    # A view would keep the memory of the whole window.
+                    room = np.array(array.result()[at:until])
                 pieces.append(cast(room))
             found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             batch[one.name] = self._given[one.name](found)
@@ -340,7 +363,8 @@ class _Windows:
 
     def __init__(self, loader: PatchLoader, epoch: int, batches: range) -> None:
         self._loader = loader
-        self._left: Iterator[FetchedWindow] = self._wanted(epoch, batches)
+        self._left = self._wanted(epoch, batches)
+        self._following: FetchedWindow | None = None
         self._begun: deque[FetchedWindow] = deque()
 
     def at(self, number: int) -> FetchedWindow:
@@ -349,23 +373,24 @@ class _Windows:
             if self._begun:
                 self._done(self._begun.popleft())
             if not self._begun:
-                self._begin(next(self._left))
+                self._begin(next(self._left) if self._following is None else self._following)
         if len(self._begun) == 1:
-            following = next(self._left, None)
-            if following is not None:
-                if following.nbytes + self._begun[0].nbytes <= self._loader._window_nbytes:
-                    self._begin(following)
-                else:
-                    self._left = itertools.chain([following], self._left)
+            if self._following is None:
+                self._following = next(self._left, None)
+            following, room = self._following, self._loader._window_nbytes
+            if following is not None and following.nbytes + self._begun[0].nbytes <= room:
+                self._begin(following)
         return self._begun[0]
 
     def close(self) -> None:
         """Drop all windows."""
-        self._left = iter(())
+        self._left.close()
+        self._following = None
         while self._begun:
             self._done(self._begun.popleft())
 
     def _begin(self, window: FetchedWindow) -> None:
+        self._following = None
         window.begin()
         self._begun.append(window)
 
@@ -378,7 +403,7 @@ class _Windows:
             counts["chunks_decoded"] -= found.get("chunks_missing", 0)
             counts["bytes_read"] += found.get("bytes_fetched", 0)
 
-    def _wanted(self, epoch: int, batches: range) -> Iterator[FetchedWindow]:
+    def _wanted(self, epoch: int, batches: range) -> Generator[FetchedWindow]:
         """Yield all windows that have patches of some batches of this rank."""
         loader = self._loader
         total, size = len(loader._order), loader._global

@@ -77,7 +77,8 @@ class RandomPatches:
         object.__setattr__(self, "window", nbytes_of(self.window, "window"))
         if self.weights is None:
             return
-        weights = np.asarray(self.weights, np.float64)
+        weights = np.array(self.weights, np.float64)  # A copy, which nobody changes.
+        weights.setflags(write=False)
         if weights.ndim != len(self.shape):
             raise ValueError(
                 f"weights: expected {len(self.shape)} dimensions as the patch has, "

@@ -62,7 +62,8 @@ def _torch() -> Ranks | None:
 
 def _jax() -> Ranks | None:
     jax = sys.modules.get("jax")
-    if jax is None or jax.process_count() == 1:
+    # The number of processes is not asked for before: that would begin to use the devices.
+    if jax is None or not jax.distributed.is_initialized():
         return None
     return jax.process_index(), jax.process_count()
 

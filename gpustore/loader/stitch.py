@@ -21,6 +21,11 @@ Weights = NDArray[np.float32]
 _MOST_WRITES: Final = 8
 """Regions that are written at one time."""
 
+_TYPES: Final = (
+    *("float16", "bfloat16", "float32", "float64"),
+    *("int8", "uint8", "int16", "uint16", "int32", "uint32"),
+)
+
 _SIGMA: Final = 1 / 8
 """Of Gaussian weights, for a patch of 1. Source: Isensee et al., nnU-Net (2021), inference."""
 
@@ -35,10 +40,11 @@ class Stitch:
     Parameters
     ----------
     store : TensorStore
-        Array to write, of floating-point numbers, or of integers, to which means are rounded. Its
-        last dimensions are those of the patch; others, such as classes, are whole in each patch.
+        Array to write, of floating-point numbers, or of integers of at most 32 bits, to which means
+        are rounded; those beyond its type become its nearest number. Its last dimensions are those
+        of the patch; others, such as classes, are whole in each patch.
     sampler : GridPatches
-        The sampler of the loader from which the patches came.
+        The sampler of the loader from which the patches came, whose arrays have one resolution.
     weights : {"gaussian", "uniform"} or array of the shape of a patch
         Weight of each element of a patch, above 0.
 
@@ -79,8 +85,14 @@ class Stitch:
                 f"the store of shape {tuple(store.shape)} is smaller than a patch of shape {patch}"
             )
         self._dtype = store.dtype.array_dtype
-        if self._dtype.kind not in "iufV":
-            raise gpustore.MismatchError(f"means of {store.dtype.name} have no meaning")
+        if store.dtype.name not in _TYPES:
+            raise gpustore.MismatchError(
+                f"means are not stored as {store.dtype.name}: choose one of {', '.join(_TYPES)}"
+            )
+        # Sums of float32 do not hold all numbers of these.
+        self._exact: Any = np.float64 if self._dtype.itemsize >= 4 else np.float32
+        if store.dtype.name == "float32":
+            self._exact = np.float32
         self._store, self._patch, self._shape = store, patch, shape
         self._leading = tuple(store.shape)[:lead]
         self._origin = np.array(store.domain.origin[lead:])
@@ -90,6 +102,7 @@ class Stitch:
         space = PatchSpace.of(shape, self._unit, patch, (1,) * rank, 1, inside=True)
         order = sampler.order([space])
         self._left = len(order)
+        self._seen: set[tuple[int, ...]] = set()
         # The origins are a grid: patches of a chunk are counted along each dimension alone.
         along = order.origins()
         self._known = [set(one.tolist()) for one in along]
@@ -130,7 +143,10 @@ class Stitch:
         ]
         if not all(o in known for o, known in zip(origin, self._known, strict=True)):
             raise gpustore.MismatchError(f"no patch of the sampler has its origin at {origin}")
-        weighted: NDArray[Any] = values * self._weights
+        if tuple(origin) in self._seen:
+            raise gpustore.MismatchError(f"the patch with its origin at {origin} came before")
+        self._seen.add(tuple(origin))
+        weighted: NDArray[Any] = np.multiply(values, self._weights, dtype=self._exact)
         for chunk in itertools.product(*numbers):
             some = self._sums.get(chunk)
             if some is None:
@@ -154,12 +170,14 @@ class Stitch:
         )
         low = [number * c for number, c in zip(chunk, self._unit, strict=True)]
         extent = [min(c, n - lo) for c, n, lo in zip(self._unit, self._shape, low, strict=True)]
-        return _Sum(low, extent, self._leading, left)
+        return _Sum(low, extent, self._leading, left, self._exact)
 
     def _finish(self, some: _Sum) -> None:
         """Write a chunk that has all its patches."""
         some.values /= some.weights
         if self._dtype.kind in "iu":
+            if np.isnan(some.values).any():
+                raise gpustore.MismatchError(f"means that are NaN are not stored as {self._dtype}")
             limits = np.iinfo(self._dtype)
             np.clip(np.rint(some.values), limits.min, limits.max, out=some.values)
         low = self._origin + some.low
@@ -189,19 +207,21 @@ class Stitch:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
-        else:
-            self._sums.clear()
+            return
+        self._sums.clear()
+        while self._writes:  # Nothing is written behind the caller's back.
+            self._writes.popleft().exception()
 
 
 class _Sum:
     """Sums of a chunk's elements and of their weights."""
 
     def __init__(
-        self, low: list[int], extent: list[int], leading: tuple[int, ...], left: int
+        self, low: list[int], extent: list[int], leading: tuple[int, ...], left: int, exact: Any
     ) -> None:
         self.low, self.extent, self.left = low, extent, left
-        self.values = np.zeros((*leading, *extent), np.float32)
-        self.weights = np.zeros(extent, np.float32)
+        self.values = np.zeros((*leading, *extent), exact)
+        self.weights = np.zeros(extent, exact)
 
 
 def _touching(origins: Integers, patch: int, unit: int, extent: int) -> Integers:

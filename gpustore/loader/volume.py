@@ -114,6 +114,8 @@ class Volume:
                     f"array {name!r} has {store.rank} dimensions, its patches {rank}"
                 )
         self.shape = tuple(first.shape)[first.rank - rank :]
+        if 0 in self.shape:
+            raise gpustore.MismatchError(f"array {names[0]!r} of shape {first.shape} is empty")
         self.origin = first.domain.origin[first.rank - rank :]
         self.chunks = _last(first.chunks or first.shape, rank)
         self.arrays = [_paired(name, arrays[name], names[0], self.shape, patch) for name in names]

@@ -45,6 +45,7 @@ def then(
         return Future.deferred(lambda: convert(future.result()), executor, early)
     promise: Promise[Any]
     promise, result = Promise.new()
+    result._epoch = future._epoch  # After a fork nobody would resolve it.
     if early is not None:
         promise.offer(early)
 

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import pickle
 import threading
 
 import numpy as np
@@ -339,3 +341,79 @@ def test_ranks_come_from_the_environment(store, monkeypatch):
     found = origins(PatchLoader(store, sampler=sampler, batch_size=2, dist="auto"))
     assert found == origins(PatchLoader(store, sampler=sampler, batch_size=2, dist=(1, 2)))
     assert found == origins(PatchLoader(store, sampler=sampler, batch_size=2, dist=lambda: (1, 2)))
+
+
+def test_windows_that_do_not_fit_together_are_read_one_behind_the_other():
+    # As many batches as would make a chain of iterators overflow the stack.
+    store = gpustore.array(np.arange(64, dtype="uint8"))
+    sampler = RandomPatches((1,), per_epoch=4000, window=32)
+    loader = PatchLoader(store, sampler=sampler, batch_size=1, memory=45, prefetch=0)
+    assert all(batch["image"][0, 0] == batch["origin"][0, 0] for batch in loader)
+
+
+@given(seed=st.integers(0, 200), extent=st.integers(3, 9), size=st.integers(1, 12))
+def test_one_patch_beyond_the_volume_is_mirrored(seed, extent, size):
+    values = np.arange(extent)
+    sampler = RandomPatches((size,), per_epoch=1, seed=seed, edge="reflect")
+    (batch,) = PatchLoader(gpustore.array(values), sampler=sampler, batch_size=1)
+    padded = np.pad(values, size, mode="reflect")
+    first = int(batch["origin"][0, 0]) + size
+    np.testing.assert_array_equal(batch["image"][0], padded[first : first + size])
+
+
+def test_iterations_end_on_their_own(store):
+    loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=40), batch_size=4)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    begun = next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(first)
+    assert len([begun, *second]) == 10
+    third = iter(loader)
+    next(third)
+    loader.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(third)
+
+
+def test_an_iteration_does_not_go_on_in_a_forked_process(store):
+    loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=40), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except gpustore.ForkError:
+            os._exit(0 if len([*loader]) == 10 else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_loaders_are_pickled_for_any_library(tmp_path, volume):
+    store = gpustore.save(str(tmp_path), volume, chunks=(8, 8, 8))
+    loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=8), batch_size=4)
+    assert origins(pickle.loads(pickle.dumps(loader))) == origins(loader)
+
+
+def test_batches_do_not_keep_windows(store):
+    loader = PatchLoader(
+        store, sampler=RandomPatches((4, 4, 4), per_epoch=8, window=9000), batch_size=1, prefetch=0
+    )
+    assert all(batch["image"].nbytes == 128 and batch["image"].base is None for batch in loader)
+
+
+def test_weights_may_change_later():
+    weights = np.ones((2, 2))
+    sampler = RandomPatches((2, 2), per_epoch=9, weights=weights)
+    weights[:] = 0
+    store = gpustore.array(np.zeros((8, 8)))
+    assert len(origins(PatchLoader(store, sampler=sampler, batch_size=3))) == 9
+
+
+def test_empty_volumes_are_refused():
+    store = gpustore.array(np.zeros((0, 4)))
+    sampler = RandomPatches((2, 2), per_epoch=1, edge="fill")
+    with pytest.raises(gpustore.MismatchError, match="is empty"):
+        PatchLoader(store, sampler=sampler, batch_size=1)

@@ -64,6 +64,17 @@ def test_means_of_integers_are_rounded_and_stay_in_range():
     assert result.read().result().tolist() == [255, 12, 0]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int32", 2**31 - 1), ("uint32", 2**32 - 1), ("int32", 100000001), ("float64", 1 / 3)],
+)
+def test_numbers_of_wide_types_stay_as_they_are(dtype, value):
+    result = created((2,), (2,), dtype)
+    with Stitch(result, GridPatches((2,)), weights="uniform") as stitch:
+        stitch.add([[0]], np.full((1, 2), value, dtype))
+    assert result.read().result().tolist() == [value, value]
+
+
 def test_stores_with_another_origin_keep_their_coordinates():
     grid = GridPatches((2,), overlap=1)
     result = created((6,), (2,))
@@ -95,6 +106,8 @@ def test_what_does_not_fit_is_an_error():
         Stitch(result, grid) as stitch,
     ):
         stitch.add([[0, 0]], np.ones((1, 4, 4)))
+    with pytest.raises(gpustore.MismatchError, match="came before"):
+        stitch.add([[0, 0]], np.ones((1, 4, 4)))
     with pytest.raises(gpustore.MismatchError, match="expected shape"):
         stitch.add([[0, 0]], np.ones((1, 4, 5)))
     with pytest.raises(gpustore.MismatchError, match="no patch"):
@@ -103,8 +116,12 @@ def test_what_does_not_fit_is_an_error():
         Stitch(created((3, 8), (3, 8)), grid)
     with pytest.raises(gpustore.MismatchError, match="dimensions"):
         Stitch(created((8,), (8,)), grid)
-    with pytest.raises(gpustore.MismatchError, match="bool"):
-        Stitch(created((8, 8), (4, 4), "bool"), grid)
+    for dtype in ("bool", "int64", "int4"):
+        with pytest.raises(gpustore.MismatchError, match=dtype):
+            Stitch(created((8, 8), (4, 4), dtype), grid)
+    whole = Stitch(created((4, 4), (4, 4), "uint8"), GridPatches((4, 4)))
+    with pytest.raises(gpustore.MismatchError, match="NaN"):
+        whole.add([[0, 0]], np.full((1, 4, 4), np.nan))
     for wrong in ("linear", np.zeros((4, 4)), np.ones((4, 5))):
         with pytest.raises(ValueError, match="weights"):
             Stitch(result, grid, weights=wrong)

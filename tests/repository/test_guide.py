@@ -128,6 +128,7 @@ def as_python(language, text):
     return run + "\n".join(f"assert main({words[1:]}) == 0" for words in lines)
 
 
+@pytest.mark.matrix
 @each("page", PAGES)
 def test_every_python_block_runs(page, runner, tmp_path):
     code = [text for language, text in blocks(page) if language == "python"]

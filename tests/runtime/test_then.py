@@ -1,11 +1,13 @@
 """Futures of converted results: who converts, errors, cancelling, early results."""
 
+import os
 import threading
 
 import pytest
 
+from gpustore.errors import ForkError
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, failed, ready
+from gpustore.runtime.future import Future, epoch, failed, ready
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.then import then
 
@@ -64,3 +66,18 @@ def test_an_early_result_is_converted_too_where_that_is_allowed(executor, deferr
     other = then(begun(), lambda value: -value, executor)
     promise.set_result(2)
     assert other.on_stream() == -2
+
+
+def test_a_forked_process_does_not_wait_for_threads_that_it_lacks():
+    _, future = Promise.new()
+    future._epoch = epoch()  # As that of a read which threads of this process do.
+    result = then(future, str, Executor(1))
+    child = os.fork()
+    if child == 0:
+        try:
+            result.result()
+        except ForkError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    future.cancel()

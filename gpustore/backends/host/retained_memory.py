@@ -67,12 +67,14 @@ def retained(nbytes: int) -> memoryview | None:
     if _MARK is None or not SMALLEST_NBYTES <= nbytes <= MOST_NBYTES:
         return None
     size = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
-    block = None
     with _lock:
-        for i in range(len(_free) - 1, -1, -1):
-            if len(_free[i]) == size:
-                block = _free.pop(i)
-                break
+        # A result that is dropped meanwhile, by the collector, changes the list.
+        block = next((one for one in reversed(_free.copy()) if len(one) == size), None)
+        if block is not None:
+            try:
+                _free.remove(block)
+            except ValueError:
+                block = None
     if block is None:
         try:
             block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

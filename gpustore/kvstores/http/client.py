@@ -202,6 +202,14 @@ class _Round:
                 self._leave(job, reusable=False)
         return [result for result in self._results if result is not None]
 
+    @property
+    def _connect_s(self) -> float:
+        """Limit of one attempt to connect; there is time for more than one address of a server."""
+        timeouts = self._client.timeouts
+        if self._is_reached:
+            return timeouts.connect_s
+        return min(timeouts.connect_s, timeouts.reach_s / 3)
+
     def _has_reached(self) -> bool:
         """Return whether there has ever been a connection to the server."""
         if not self._is_reached:
@@ -295,7 +303,7 @@ class _Round:
         elif sent:
             text = f"no data for {timeouts.idle_s:g} s"
         else:
-            waited_s = min(timeouts.connect_s, now - job.attempted_at)
+            waited_s = min(self._connect_s, now - job.attempted_at)
             text = f"no connection within {waited_s:.3g} s"
             job.connection.blame_address()
         text += ' (see the context resource "http_request_timeouts")'
@@ -339,7 +347,7 @@ class _Round:
                 self._reach()
             job.until = time.monotonic() + self._client.timeouts.idle_s
         else:
-            job.until = job.attempted_at + self._client.timeouts.connect_s
+            job.until = job.attempted_at + self._connect_s
 
     def _forget(self, job: _Job) -> None:
         if job.fd >= 0:
