@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 
 
 def spec(path, config):
@@ -57,11 +58,11 @@ def commit_tensorstore(path, config, name, count):
 
 def overwrite(path, config, count):
     """Let `count` children, each when a line comes, commit until they are killed."""
-    from gpustore import registry
     from gpustore.kvstores.columns import WriteRequest
     from gpustore.kvstores.kvstore import KvStore
 
-    registry.find("kvstores", "ocdbt")  # Imports once what each child needs.
+    with tempfile.TemporaryDirectory() as folder:  # Imports once what each child needs.
+        KvStore.open(spec(f"{folder}/", config)).result()["a"] = b"first"
     for _ in range(count):
         sys.stdin.readline()
         pid = os.fork()
