@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import gpustore
+
 
 class CommandError(Exception):
     """A command cannot continue; the text gives the reason and the remedy."""
@@ -17,3 +25,10 @@ def printable(text: str, *, lines: bool = False) -> str:
         return text
     kept = "\N{NO-BREAK SPACE}" + "\n" * lines
     return "".join(char if char.isprintable() or char in kept else "?" for char in text)
+
+
+def print_not_counted(errors: Mapping[str, gpustore.GpustoreError]) -> None:
+    """Print the first error of values whose sizes cannot be found to standard error, if any."""
+    for error in list(errors.values())[:1]:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        print(f"gpustore: not counted: {printable(str(error))}{more}", file=sys.stderr)

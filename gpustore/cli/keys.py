@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.failure import CommandError, printable
+from gpustore.cli.failure import CommandError, print_not_counted, printable
 from gpustore.cli.options import add_json_option, add_place_options
 from gpustore.cli.places import reading_context, spec_of
 from gpustore.display.text import format_nbytes
@@ -93,9 +93,7 @@ def du(arguments: argparse.Namespace) -> int:
         _require_list(store, arguments.url)
         sizes, errors = directory.list_nbytes().result()
         _require([*sizes, *errors], arguments.url)
-    for error in list(errors.values())[:1]:
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        print(f"gpustore: not counted: {error}{more}", file=sys.stderr)
+    print_not_counted(errors)
     children: dict[str, tuple[int, int]] = {}
     for key, nbytes in sizes.items():
         name, slash, _ = key.partition("/")

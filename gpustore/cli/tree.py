@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gpustore
-from gpustore.cli.failure import CommandError
+from gpustore.cli.failure import CommandError, print_not_counted
 from gpustore.cli.ome import Image, find_image
 from gpustore.cli.options import add_json_option, add_place_options, integer
 from gpustore.cli.places import open_node, reading_context
@@ -83,16 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
         root = _of_group(node, arguments.url, arguments.depth)
     else:
         root = _of_array(node, arguments.url)
+    code = 0
     if arguments.stored:
-        _add_stored(root, node.kvstore, arguments.url)
+        code = _add_stored(root, node.kvstore, arguments.url)
     _sum(root)
     if arguments.json:
         print(json.dumps(root.to_json(), indent=2))
-        return 0
+        return code
     screen = Screen()
     for line in _lines(root, "", "", None):
         _print(screen, line)
-    return 0
+    return code
 
 
 def _of_array(store: gpustore.TensorStore, name: str) -> Entry:
@@ -152,11 +153,15 @@ def _is_sharded(node: gpustore.Node) -> bool:
     )
 
 
-def _add_stored(root: Entry, kvstore: gpustore.KvStore | None, url: str) -> None:
-    """Add the stored sizes, from a list of all keys."""
+def _add_stored(root: Entry, kvstore: gpustore.KvStore | None, url: str) -> int:
+    """Add the stored sizes, from a list of all keys; return the exit code.
+
+    Values whose sizes cannot be found are reported and not counted; the exit code is then 1.
+    """
     if kvstore is None or not kvstore.driver.can_list:
         raise CommandError(f"{url} cannot be listed, so that stored sizes are not known")
-    sizes, _ = kvstore.list_nbytes().result()
+    sizes, errors = kvstore.list_nbytes().result()
+    print_not_counted(errors)
     root.facts["stored_nbytes"] = 0
     for key, nbytes in sizes.items():
         entry: Entry | None = root
@@ -165,6 +170,7 @@ def _add_stored(root: Entry, kvstore: gpustore.KvStore | None, url: str) -> None
                 break
             entry.facts["stored_nbytes"] = entry.facts.get("stored_nbytes", 0) + nbytes
             entry = entry.members.get(part)
+    return int(bool(errors))
 
 
 def _sum(entry: Entry) -> int:

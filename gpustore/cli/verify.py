@@ -3,7 +3,8 @@
 A chunk is good if it decodes to exactly its size and its checksums are right. Chunks that are not
 stored are counted only.
 
-1. List the stored values of each array; where the kvstore cannot list, take the whole grid.
+1. List the stored values of each array; where the kvstore cannot list, take the whole grid. Values
+   whose place or size cannot be found are bad.
 2. Read boxes of whole chunks, several at a time; a box that fails is halved until the bad chunks
    are known.
 3. Report the bad keys with the reasons.
@@ -169,13 +170,19 @@ class _Work:
         listed = StoredValues.listed(store, self._grid)
         self.is_listed = listed is not None
         self._cells = sorted(listed.nbytes) if listed is not None else self._grid.cells()
-        self._values = len(listed.nbytes) if listed is not None else self._grid.size
+        self._found = {
+            key: Bad(path, key, 1, error.text)
+            for key, error in (listed.errors if listed is not None else {}).items()
+            if self._grid.cell(key) is not None
+        }
+        self._values = self._grid.size
+        if listed is not None:
+            self._values = len(listed.nbytes) + len(self._found)
         self.nbytes = (
             sum(self._nbytes(self._grid.box(cell)) for cell in listed.nbytes)
             if listed is not None
             else self._nbytes([range(int(n)) for n in store.shape[:rank]])
         )
-        self._found: dict[str, Bad] = {}
 
     def _nbytes(self, box: Box | list[range]) -> int:
         return math.prod(map(len, box)) * self._itemsize

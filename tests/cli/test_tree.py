@@ -84,3 +84,13 @@ def test_an_array_is_a_tree_of_one_line(gpustore_command, tmp_path):
     member = gpustore.open_group(tmp_path / "g", create=True).result()
     member.create_array("s", dtype="int8", shape=(8,), chunks=(2,), shards=(4,)).result()
     assert "s  8 int8, shard 4, 8 B" in gpustore_command("tree", tmp_path / "g")[1]
+
+
+def test_stored_values_without_a_size_are_reported(gpustore_command, study):
+    loop = study / "mask" / "loop"
+    loop.symlink_to(loop)
+    code, out, err = gpustore_command("tree", study, "--stored", "--json")
+    assert code == 1
+    assert json.loads(out)["stored_nbytes"]
+    assert err.startswith("gpustore: not counted: ")
+    assert "mask/loop" in err

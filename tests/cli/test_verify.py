@@ -1,6 +1,7 @@
 """``gpustore verify``: damage is found, and named."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -134,3 +135,34 @@ def test_progress_goes_beside_the_json(gpustore_command, study):
     assert code == 0
     assert json.loads(out)["bad"] == []
     assert err.startswith("verify ")
+
+
+def test_stored_chunks_that_cannot_be_located_are_bad(gpustore_command, study):
+    chunk = study / "plain" / "c" / "0" / "3"
+    chunk.unlink()
+    chunk.symlink_to(chunk)
+    code, out, err = gpustore_command("verify", study, "--json")
+    assert (code, err) == (1, "")
+    facts = json.loads(out)
+    (bad,) = facts["bad"]
+    assert (bad["array"], bad["key"], bad["chunks"]) == ("plain", "c/0/3", 1)
+    assert bad["reason"]
+    assert (facts["values"], facts["nbytes"]) == (68, 16384 - 8 * 8 * 2)
+
+
+def test_damaged_entries_of_zip_files_are_bad(gpustore_command, tmp_path):
+    path = tmp_path / "a.zip"
+    folder = tmp_path / "a"
+    gpustore.create_array(folder, data=np.arange(1, 5, dtype="u1"), chunks=2).result()
+    with zipfile.ZipFile(path, "w") as made:
+        for name in ("zarr.json", "c/0", "c/1"):
+            made.write(folder / name, name)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02")
+    while content[at + 46 : at + 49] != b"c/1":
+        at = content.index(b"PK\x01\x02", at + 4)
+    content[at + 10 : at + 12] = b"\x63\x00"  # compression method 99
+    path.write_bytes(content)
+    code, out, _ = gpustore_command("verify", f"file://{path}|zip:", "--json")
+    assert code == 1
+    assert [one["key"] for one in json.loads(out)["bad"]] == ["c/1"]
