@@ -91,6 +91,14 @@ def set_attributes(target: Target, attributes: dict[str, Any], options: Options)
         target.metadata["attributes"] = attributes
 
 
+def set_masked(target: Target, attributes: dict[str, Any], value: Any) -> None:
+    """Make an element the one that xarray masks in a target."""
+    if target.driver == "zarr":
+        target.schema["fill_value"] = value
+    else:
+        attributes[_FILL_VALUE] = _encoded(value)
+
+
 def _stored(
     source: gpustore.TensorStore, metadata: Mapping[str, Any], target: Target
 ) -> tuple[bytes | None, dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import gpustore
-from gpustore.copying.attributes import set_attributes
+from gpustore.copying.attributes import set_attributes, set_masked
 from gpustore.copying.new_array import Target
 from gpustore.copying.options import Options
 from gpustore.copying.target import DRIVERS, chosen_format
@@ -67,7 +67,10 @@ def make_new_target(
     if after == 2 and dims is not None and not all(dims):
         target.notes.append("Zarr v2 has names of all dimensions or none: they are not kept")
         dims = None
-    set_attributes(target, dict(source.attributes), replace(given, dims=dims, units=units))
+    attributes = dict(source.attributes)
+    if source.masked is not None:
+        set_masked(target, attributes, source.masked)
+    set_attributes(target, attributes, replace(given, dims=dims, units=units))
     target.check()
     return target
 

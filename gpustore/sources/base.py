@@ -44,6 +44,8 @@ class Source:
     attributes : dict
         User attributes, JSON values.
     fill_value : scalar, optional
+    masked : scalar, optional
+        Element that stands for a missing one, which xarray masks.
     identity : JSON value, optional
         Tells the source from others and from changed ones; None if a copy of it cannot be
         continued.
@@ -62,6 +64,7 @@ class Source:
     units: tuple[str | None, ...] | None = None
     attributes: Mapping[str, Any] = field_(default_factory=dict)
     fill_value: Any = None
+    masked: Any = None
     identity: Any = None
     place: Mapping[str, Any] | None = None
     close: Callable[[], object] = lambda: None
@@ -105,7 +108,9 @@ def of_field(source: Source, field: str | None) -> Source:
         return source.read(region)[field]
 
     identity = None if source.identity is None else [source.identity, field]
-    return replace(source, dtype=kind[field], read=read, fill_value=None, identity=identity)
+    return replace(
+        source, dtype=kind[field], read=read, fill_value=None, masked=None, identity=identity
+    )
 
 
 def need(library: str, extra: str) -> None:

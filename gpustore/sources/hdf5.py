@@ -17,9 +17,10 @@ from gpustore.errors import CopyError, NotFoundError, StoreIOError, UnsupportedE
 from gpustore.sources.base import FileFormat, Region, Source, distinct, json_attributes, need
 
 _SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
+_FILL_VALUE: Final = "_FillValue"
 _OWN: Final = frozenset(
     {
-        *("CLASS", "DIMENSION_LIST", "DIMENSION_LABELS", "NAME", "REFERENCE_LIST", "_FillValue"),
+        *("CLASS", "DIMENSION_LIST", "DIMENSION_LABELS", "NAME", "REFERENCE_LIST", _FILL_VALUE),
         *("_NCProperties", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_nc3_strict"),
     }
 )
@@ -98,7 +99,16 @@ def of_dataset(dataset: Any) -> Source:
         dims=_dims(dataset),
         attributes=json_attributes({n: v for n, v in dataset.attrs.items() if n not in _OWN}),
         fill_value=fill,
+        masked=_masked(dataset, kind),
     )
+
+
+def _masked(dataset: Any, kind: Any) -> Any:
+    """Return the number that netCDF's ``_FillValue`` names, None without one."""
+    value = np.asarray(dataset.attrs.get(_FILL_VALUE))
+    if not isinstance(kind, np.dtype) or {kind.kind, value.dtype.kind} - set("fiu"):
+        return None
+    return value.reshape(-1)[0].astype(kind) if value.size == 1 else None
 
 
 def _dims(dataset: Any) -> tuple[str, ...] | None:

@@ -1,5 +1,8 @@
 """Data sets of HDF5 files as h5py writes them."""
 
+import base64
+import struct
+
 import numpy as np
 import pytest
 
@@ -102,3 +105,27 @@ def test_a_damaged_file_is_an_error(path):
         file.truncate(600)
     with pytest.raises(gpustore.StoreIOError, match="cannot be opened"):
         open_file(f"{path}::flags")
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i2", "u1"])
+def test_missing_values_of_netcdf_stay_missing(tmp_path, dtype):
+    fill = np.array([99], dtype)
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        one = file.create_dataset("x", data=np.array([1, 99], dtype), fillvalue=fill[0])
+        one.attrs["_FillValue"] = fill
+        file["x"].dims[0].label = "time"
+    encoded = base64.b64encode(struct.pack("<d", 99)).decode() if fill.dtype.kind == "f" else 99
+    copied = gpustore.copy(f"{tmp_path}/a.nc::x", tmp_path / "b.zarr")
+    assert dict(copied.attrs) == {"_FillValue": encoded}
+    other = gpustore.copy(f"{tmp_path}/a.nc::x", tmp_path / "c.zarr", zarr_format=2)
+    assert dict(other.attrs) == {"_ARRAY_DIMENSIONS": ["time"]}
+    assert other.fill_value == 99
+
+
+@pytest.mark.parametrize("value", ["none", [1.0, 2.0], None], ids=repr)
+def test_what_is_no_missing_value(tmp_path, value):
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["x"] = np.arange(2.0)
+        if value is not None:
+            file["x"].attrs["_FillValue"] = value
+    assert dict(gpustore.copy(f"{tmp_path}/a.nc::x", tmp_path / "b.zarr").attrs) == {}
