@@ -14,7 +14,10 @@ value ``b""`` (unknown), so:
 from __future__ import annotations
 
 import itertools
+import os
 import struct
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gpustore.errors import GpustoreError, MismatchError, StoreIOError, UnsupportedError
@@ -44,6 +47,46 @@ _BATCH_NBYTES: Final = 32 << 20
 # One counter for the process: no two writes have the same generation, and no read has one.
 _counter = itertools.count()
 _pack_generation = struct.Struct("<xQ").pack
+
+
+class _Numbers:
+    """Numbers of objects; none is given again after its object is gone, as those of id() are.
+
+    Objects that take no weak references are kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._counter = itertools.count()
+        self._found: dict[int, tuple[int, object]] = {}
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make a lock that no thread of a parent process holds."""
+        self._lock = threading.RLock()  # The end of an object may interrupt of().
+
+    def of(self, one: object) -> int:
+        """Return the number of an object."""
+        place = id(one)
+        with self._lock:
+            number, known = self._found.get(place, (-1, None))
+            if known is one or (isinstance(known, weakref.ref) and known() is one):
+                return number
+            number = next(self._counter)
+            try:
+                kept: object = weakref.ref(one, lambda ref: self._forget(place, ref))
+            except TypeError:
+                kept = one
+            self._found[place] = number, kept
+            return number
+
+    def _forget(self, place: int, ref: object) -> None:
+        with self._lock:
+            if self._found.get(place, (-1, None))[1] is ref:
+                del self._found[place]
+
+
+_numbers = _Numbers()
+os.register_at_fork(after_in_child=_numbers.renew_lock)
 
 
 class ForeignStore(Protocol):
@@ -117,6 +160,7 @@ class ForeignKvStore(KvStoreDriver):
         self.can_write = store.can_write
         self.can_list = store.can_list
         self.is_local = store.in_memory
+        self._number = _numbers.of(store.object)
         self._spec = ForeignSpec(self)
 
     @property
@@ -125,7 +169,7 @@ class ForeignKvStore(KvStoreDriver):
 
     @property
     def identity(self) -> Hashable:
-        return self.id, id(self.store.object)
+        return self.id, self._number
 
     def describe(self, key: str) -> str:
         return f"{quote(key)} in {self.store.object!r}"

@@ -6,6 +6,7 @@ Left out is what asks for generations of values, or for the length of a value th
 # ruff: noqa: F401, F811  the shared suite is taken over by name
 
 import asyncio
+import gc
 import importlib.util
 import pickle
 import re
@@ -17,6 +18,7 @@ import pytest
 import gpustore
 from gpustore.errors import StoreIOError, UnsupportedError
 from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
+from gpustore.kvstores.foreign import ForeignKvStore
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import (
     make_filled,
@@ -251,6 +253,50 @@ def test_arrays_and_groups_are_shown_and_opened_again():
 def test_other_objects_are_refused():
     with pytest.raises(TypeError, match=r"expected a zarr\.abc\.store\.Store, got \{\}"):
         KvStore.from_zarr_store({})
+
+
+def test_a_later_store_is_another_to_caches():
+    """CPython gives the id of an object again once the object is gone."""
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 1_000_000}})
+    for value in range(20):
+        inner = storage.MemoryStore()
+        group = gpustore.open_group(KvStore.from_zarr_store(inner), create=True).result()
+        group.create_array("a", data=np.full(4, value), chunks=4).result()
+        del group
+        found = gpustore.open(
+            {"driver": "zarr3", "recheck_cached_data": False, "recheck_cached_metadata": False},
+            kvstore=KvStore.from_zarr_store(inner) / "a",
+            context=context,
+        ).result()
+        assert found.read().result().tolist() == [value] * 4
+        del found, inner
+        gc.collect()
+
+
+def test_kvstores_over_one_store_are_one_to_caches():
+    inner = storage.MemoryStore()
+    one, other = (KvStore.from_zarr_store(inner) for _ in range(2))
+    assert one.driver.identity == other.driver.identity
+    assert one.driver.identity != KvStore.from_zarr_store(storage.MemoryStore()).driver.identity
+
+
+class Slotted:
+    """A store object that takes no weak references."""
+
+    __slots__ = ("can_delete", "can_list", "can_write", "in_memory")
+
+    def __init__(self):
+        self.can_delete = self.can_list = self.can_write = self.in_memory = True
+
+    @property
+    def object(self):
+        return self
+
+
+def test_stores_without_weak_references_are_kept_apart():
+    assert len({ForeignKvStore(Slotted(), "slotted").identity for _ in range(20)}) == 20
+    one = Slotted()
+    assert ForeignKvStore(one, "a").identity == ForeignKvStore(one, "a").identity
 
 
 # ------------------------------------------------------------------------- event loops
