@@ -6,8 +6,8 @@ together. The methods of a :class:`zarr.storage.MemoryStore` never wait, and run
 called.
 
 A thread that waits here while the thread of the loop waits for the same thing would wait for ever.
-So a call from within the loop is refused, and a call whose coroutine does not begin looks at what
-the thread of the loop does.
+So a call from within the loop is refused, and a call that takes long looks, again and again, at
+what the thread of the loop does, and whether the loop still runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zarr.storage import MemoryStore
 import gpustore
 
 BLOCKED_S: Final = 2.0
-"""Seconds of one and the same wait for gpustore in the thread of the loop that are a deadlock."""
+"""Seconds after which a waiting call looks at the loop; it gives up if two looks find the same."""
 
 _FUTURES: Final = "gpustore.runtime."
 
@@ -177,28 +177,93 @@ class StoreCalls:
         ------
         UnsupportedError
             If the loop waits for this call.
+        StoreIOError
+            If the loop is closed, does not run, or cancels the coroutine.
         """
         loop, thread = self._loop()
         if _running() is loop:
             coroutine.close()
             raise _blocked()
-        began = threading.Event()
+        call = _Call(coroutine, loop, thread)
+        seen: object = None
+        while not concurrent.futures.wait([call.future], BLOCKED_S).done:
+            hindrance = call.hindrance()
+            if loop.is_closed() or (hindrance is not None and hindrance == seen):
+                call.give_up()
+                raise _blocked() if isinstance(hindrance, tuple) else _not_running(loop)
+            seen = hindrance
+        return call.future.result()
 
-        async def run() -> Any:
-            began.set()
-            return await coroutine
 
-        future = asyncio.run_coroutine_threadsafe(run(), loop)
-        seen: tuple[FrameType, int] | None = None
-        while not began.is_set():
-            concurrent.futures.wait([future], BLOCKED_S)
-            waits = None if began.is_set() or thread is None else _waits_for_us(thread)
-            if waits is not None and waits == seen:
-                future.cancel()
-                coroutine.close()
-                raise _blocked()
-            seen = waits
-        return future.result()
+class _Call:
+    """A coroutine that is handed to a loop of another thread.
+
+    Parameters
+    ----------
+    coroutine : Coroutine
+    loop : asyncio.AbstractEventLoop
+    thread : int or None
+        Thread of the loop, if that is known.
+
+    Raises
+    ------
+    StoreIOError
+        If the loop is closed.
+    """
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, thread: Any
+    ) -> None:
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._coroutine, self._loop, self._thread = coroutine, loop, thread
+        self._task: asyncio.Task[Any] | None = None
+        self._given_up = False
+        self._lock = threading.Lock()
+        try:
+            loop.call_soon_threadsafe(self._start)
+        except RuntimeError as error:
+            coroutine.close()
+            raise _not_running(loop) from error
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._given_up:
+                return
+            self._thread = threading.get_ident()
+            self._task = self._loop.create_task(self._coroutine)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.future.set_exception(
+                gpustore.StoreIOError(
+                    "the event loop that runs the store cancelled the call: it may have ended"
+                )
+            )
+        elif (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+    def hindrance(self) -> tuple[FrameType, int] | str | None:
+        """Return what keeps the loop from going on: a wait in gpustore, or that it does not run."""
+        if not self._loop.is_running():
+            return "not running"
+        thread = self._thread or getattr(self._loop, "_thread_id", None)
+        return None if thread is None else _waits_for_us(thread)
+
+    def give_up(self) -> None:
+        """Cancel the coroutine, at once if the loop has not begun it or never goes on."""
+        with self._lock:
+            self._given_up = True
+            task = self._task
+        if task is None:
+            self._coroutine.close()
+            return
+        try:
+            self._loop.call_soon_threadsafe(task.cancel)
+        except RuntimeError:  # The loop is closed.
+            self._coroutine.close()
 
 
 def _is_no_key(error: Exception) -> bool:
@@ -268,3 +333,8 @@ def _blocked() -> gpustore.UnsupportedError:
         "the event loop that runs the store waits for gpustore, which waits for the loop: use "
         "`await` in place of result(), or call from another thread (asyncio.to_thread)"
     )
+
+
+def _not_running(loop: asyncio.AbstractEventLoop) -> gpustore.StoreIOError:
+    state = "is closed" if loop.is_closed() else "does not run"
+    return gpustore.StoreIOError(f"the event loop that is to run the store {state}")

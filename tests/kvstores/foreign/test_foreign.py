@@ -11,6 +11,7 @@ import importlib.util
 import pickle
 import re
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -340,3 +341,79 @@ def test_waiting_inside_the_loop_of_zarr_python_is_an_error(tmp_path, monkeypatc
         with pytest.raises(UnsupportedError, match="waits for gpustore, which waits for the loop"):
             sync(blocked())
     assert sync(awaited()) == b"1"
+
+
+class Slow(storage.LocalStore):
+    """A store whose reads wait until they are allowed to end."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.began, self.allowed = threading.Event(), threading.Event()
+
+    async def get(self, key, prototype, byte_range=None):
+        self.began.set()
+        while not self.allowed.is_set():
+            await asyncio.sleep(0.001)
+        return await super().get(key, prototype, byte_range)
+
+
+def test_a_loop_that_waits_for_a_read_under_way_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "BLOCKED_S", 0.05)
+    inner = Slow(tmp_path)
+    kvstore = KvStore.from_zarr_store(inner)
+
+    async def late():
+        future = kvstore.read("a")
+        while not inner.began.is_set():
+            await asyncio.sleep(0.001)
+        return future.result(timeout=20)
+
+    with pytest.raises(UnsupportedError, match="waits for gpustore, which waits for the loop"):
+        sync(late())
+
+
+@each("state", ["closed", "stopped", "never run"])
+def test_a_loop_that_does_not_run_is_an_error(tmp_path, monkeypatch, state):
+    monkeypatch.setattr(calls, "BLOCKED_S", 0.02)
+    loop = asyncio.new_event_loop()
+    if state != "never run":
+        loop.run_until_complete(asyncio.sleep(0))
+    if state == "closed":
+        loop.close()
+    kvstore = KvStore.from_zarr_store(storage.LocalStore(tmp_path), loop=loop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = "is closed" if state == "closed" else "does not run"
+        with pytest.raises(StoreIOError, match=f"loop that is to run the store {text}"):
+            kvstore.read("a").result(timeout=20)
+        gc.collect()
+        loop.close()
+        gc.collect()
+
+
+def test_a_loop_that_starts_late_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "BLOCKED_S", 1)
+    loop = asyncio.new_event_loop()
+    kvstore = KvStore.from_zarr_store(storage.LocalStore(tmp_path), loop=loop)
+    future = kvstore.write("a", b"1")
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    future.result(timeout=20)
+    assert kvstore["a"] == b"1"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_loop_that_ends_during_a_read_is_an_error(tmp_path):
+    inner = Slow(tmp_path)
+
+    async def begin():
+        future = KvStore.from_zarr_store(inner, loop=asyncio.get_running_loop()).read("a")
+        while not inner.began.is_set():
+            await asyncio.sleep(0.001)
+        return future
+
+    future = asyncio.run(begin())
+    with pytest.raises(StoreIOError, match="cancelled the call"):
+        future.result(timeout=20)
