@@ -61,13 +61,13 @@ def copy(
     opened = _opened(source, request)
     if isinstance(opened, gpustore.Group):
         return copy_group(opened, request)
-    if isinstance(opened, Source):
-        elements = of_field(opened, request.field)
-        target = make_new_target(elements, request.target, request.options, request.context)
-    else:
-        elements = source_of(opened)
-        target = make_target(opened, request.target, request.options, request.context)
+    elements = opened if isinstance(opened, Source) else source_of(opened)
     try:
+        if isinstance(opened, Source):
+            elements = of_field(opened, request.field)
+            target = make_new_target(elements, request.target, request.options, request.context)
+        else:
+            target = make_target(opened, request.target, request.options, request.context)
         array = ArrayCopy(elements, target, request.name, request.memory_nbytes)
         return _copy_array(array, request)
     finally:
@@ -135,8 +135,8 @@ def _opened(source: Any, request: Request) -> gpustore.TensorStore | gpustore.Gr
         raise
     except gpustore.GpustoreError as error:
         return find_group(source, error, context=request.context)
-    driver = str(store.spec().to_json()["driver"])
-    return store if driver in FORMATS or driver == "json" else of_object(store)
+    is_json = store.spec().to_json()["driver"] == "json"  # Refused by `make_target`.
+    return store if is_json or _is_whole(store) else of_object(store)
 
 
 def _is_whole(store: gpustore.TensorStore) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import zarr
 
 import gpustore
+from gpustore.sources.base import Source
 
 VALUES = np.arange(64 * 32, dtype="u2").reshape(64, 32)
 
@@ -82,6 +83,15 @@ def test_views_and_opened_stores_are_sources(context):
     assert (view.origin, view.domain.labels, dict(view.attrs)) == ((0, 0), ("y", "x"), {"n": 1})
     whole = gpustore.copy(store, "memory://c/", context=context)
     assert whole.spec().to_json()["metadata"] == store.spec().to_json()["metadata"]
+
+
+@pytest.mark.parametrize("form", ["spec", "json"])
+def test_specs_of_views_are_sources(tmp_path, form):
+    view = gpustore.save(tmp_path / "a", VALUES, chunks=(8, 8))[1:3, 2:5]
+    given = view.spec() if form == "spec" else view.spec().to_json()
+    copied = gpustore.copy(given, tmp_path / "b")
+    assert copied.shape == (2, 3)
+    np.testing.assert_array_equal(copied.read().result(), VALUES[1:3, 2:5])
 
 
 def test_a_group_is_returned(tmp_path):
@@ -252,6 +262,15 @@ def test_wrong_arguments_change_nothing(tmp_path, source, options, text):
     with pytest.raises(gpustore.GpustoreError, match=text):
         gpustore.copy(given, tmp_path / "b", **options)
     assert not (tmp_path / "b").exists()
+
+
+def test_wrong_arguments_close_the_source(tmp_path):
+    closed = []
+    source = Source(VALUES.shape, VALUES.dtype, VALUES.__getitem__, close=lambda: closed.append(1))
+    for options in ({"chunks": (4, 4, 4)}, {"field": "a"}):
+        with pytest.raises(gpustore.CopyError):
+            gpustore.copy(source, tmp_path / "b", **options)
+    assert closed == [1, 1]
 
 
 def test_progress_moves_while_chunks_of_a_region_are_stored(monkeypatch):
