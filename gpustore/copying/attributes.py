@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 _UNITS = "dimension_units"
 _FILL_VALUE = "_FillValue"
+_NAMES_LOST = "Zarr v2 has names of all dimensions or none: they are not kept"
 
 
 def take_attributes(
@@ -75,7 +76,11 @@ def set_attributes(target: Target, attributes: dict[str, Any], options: Options)
     is_v2 = target.driver == "zarr"
     if options.dims is not None:
         if is_v2:
-            attributes[_DIMENSIONS] = list(options.dims)
+            attributes.pop(_DIMENSIONS, None)
+            if all(options.dims):
+                attributes[_DIMENSIONS] = list(options.dims)
+            else:
+                target.notes.append(_NAMES_LOST)
         else:
             target.metadata["dimension_names"] = [name or None for name in options.dims]
     if options.units is not None:
@@ -142,9 +147,11 @@ def _to_v2(
     names: Sequence[str | None] | None,
     rank: int,
 ) -> None:
+    if rank == 0:
+        names = []  # xarray opens a group of Zarr v2 only if all arrays in it have names.
     if not _are_names(names, rank):
         if any(names or ()):
-            target.notes.append("Zarr v2 has names of all dimensions or none: they are not kept")
+            target.notes.append(_NAMES_LOST)
         return
     attributes[_DIMENSIONS] = list(names or ())
     masked = _decoded(attributes.get(_FILL_VALUE), source.dtype.array_dtype)
@@ -160,7 +167,7 @@ def _are_names(names: Any, rank: int) -> bool:
     """Whether these are different names of all dimensions."""
     return (
         isinstance(names, list)
-        and len(names) == rank > 0
+        and len(names) == rank
         and all(isinstance(name, str) and name for name in names)
         and len(set(names)) == rank
     )
@@ -176,12 +183,15 @@ def _encoded(fill: Any) -> Any:
 
 
 def _decoded(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a ``_FillValue`` of Zarr v3 as an element, None if it is none."""
+    """Return a ``_FillValue`` of Zarr v3 as an element, None if the type has no such element."""
     try:
         if dtype.kind == "f":
             value = struct.unpack("<d", base64.standard_b64decode(value))[0]
-        elif dtype.kind not in "iub" or not isinstance(value, int | float):
+            return np.asarray(value).astype(dtype)[()]
+        if dtype.kind not in "iub" or not isinstance(value, int | float):
             return None
-        return np.asarray(value).astype(dtype)[()]
-    except (TypeError, ValueError, struct.error):
+        with np.errstate(invalid="ignore"):
+            found = np.asarray(value).astype(dtype)[()]
+        return found if found.item() == value else None
+    except (TypeError, ValueError, OverflowError, struct.error):
         return None

@@ -64,9 +64,6 @@ def make_new_target(
     elif units is None and source.units is not None:
         target.notes.append("Zarr v2 has no units of dimensions: they are not kept")
     dims = source.dims if given.dims is None else given.dims
-    if after == 2 and dims is not None and not all(dims):
-        target.notes.append("Zarr v2 has names of all dimensions or none: they are not kept")
-        dims = None
     attributes = dict(source.attributes)
     if source.masked is not None:
         set_masked(target, attributes, source.masked)

@@ -17,6 +17,10 @@ def document(path):
     return json.loads((path / name).read_text())
 
 
+def encoded(fill):
+    return base64.b64encode(struct.pack("<d", fill)).decode()
+
+
 def make(path, zarr_format, **properties):
     return gpustore.save(path, VALUES, zarr_format=zarr_format, **properties)
 
@@ -24,9 +28,8 @@ def make(path, zarr_format, **properties):
 def test_names_go_to_zarr3(tmp_path):
     make(tmp_path / "a", 2, dims=("y", "x"), attributes={"units": "K"}, fill_value=np.nan)
     copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=3)
-    nan = base64.b64encode(struct.pack("<d", np.nan)).decode()
     assert copied.domain.labels == ("y", "x")
-    assert dict(copied.attrs) == {"units": "K", "_FillValue": nan}
+    assert dict(copied.attrs) == {"units": "K", "_FillValue": encoded(np.nan)}
     np.testing.assert_array_equal(copied.read().result(), VALUES)
 
 
@@ -41,7 +44,7 @@ def test_names_go_to_zarr2(tmp_path):
 @pytest.mark.parametrize("dtype", ["f4", "i2", "u1"])
 def test_a_masked_value_is_the_fill_value_of_zarr2(tmp_path, dtype):
     values = VALUES.astype(dtype)
-    fill = base64.b64encode(struct.pack("<d", 3)).decode() if dtype == "f4" else 3
+    fill = encoded(3) if dtype == "f4" else 3
     gpustore.save(tmp_path / "a", values, dims=("y", "x"), attributes={"_FillValue": fill})
     copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
     assert dict(copied.attrs) == {"_ARRAY_DIMENSIONS": ["y", "x"]}
@@ -86,3 +89,30 @@ def test_chosen_names_replace_those_of_the_source(tmp_path, zarr_format):
     else:
         assert copied.attrs["_ARRAY_DIMENSIONS"] == ["row", "column"]
     assert copied.attrs["n"] == 1
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [("u1", 300), ("u1", -1), ("i2", 0.5), ("i8", 10**30)])
+def test_a_masked_value_outside_the_type_stays_an_attribute(tmp_path, dtype, fill):
+    values = VALUES.astype(dtype)
+    gpustore.save(tmp_path / "a", values, dims=("y", "x"), attributes={"_FillValue": fill})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert copied.attrs["_FillValue"] == fill
+    assert document(tmp_path / "b")["fill_value"] is None
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr2_gets_names_of_all_dimensions_or_none(tmp_path, zarr_format):
+    make(tmp_path / "a", zarr_format, dims=("y", "x"))
+    with pytest.warns(gpustore.CopyWarning, match="names of all dimensions or none"):
+        copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2, dims=("y", None))
+    assert dict(copied.attrs) == {}
+
+
+def test_scalars_have_no_names_but_a_list_of_them(tmp_path):
+    gpustore.save(tmp_path / "a", np.float64(5), attributes={"_FillValue": encoded(3)})
+    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", zarr_format=2)
+    assert dict(copied.attrs) == {"_ARRAY_DIMENSIONS": []}
+    assert (copied.read().result(), copied.fill_value) == (5, 3)
+    again = gpustore.copy(tmp_path / "b", tmp_path / "c", zarr_format=3)
+    assert dict(again.attrs) == {"_FillValue": encoded(3)}
+    assert again.read().result() == 5
