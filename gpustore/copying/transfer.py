@@ -122,7 +122,7 @@ def transfer(
                     # Does not raise the error of the read itself, which may be of this class.
                     read.exception(timeout=_LOOK_S)
                 if read.done():
-                    elements = read.result()
+                    elements = _of_shape(place, read.result())
                     reads.popleft()
                     writes.append((place, _part(target, place).write(elements)))
                     # What is written must not stay in memory for the sake of these names.
@@ -165,7 +165,7 @@ def _begun(
                 break  # What was read is not written either.
             places = zip(part, region, strict=True)
             here = tuple(slice(p.start - r.start, p.stop - r.start) for p, r in places)
-            elements[here] = source.read(part)
+            elements[here] = _of_shape(part, source.read(part))
             done += elements[here].nbytes
             showing(done)
         return gpustore.Future(elements)
@@ -174,6 +174,16 @@ def _begun(
         return gpustore.Future(read)
     read.force()
     return read
+
+
+def _of_shape(region: Region, elements: Any) -> Any:
+    """Return the elements of a region; raise CopyError if they have another shape."""
+    shape, expected = tuple(np.shape(elements)), region_shape(region)
+    if shape != expected:
+        raise gpustore.CopyError(
+            f"the source returned elements of shape {shape} for a region of shape {expected}"
+        )
+    return elements
 
 
 def _part(store: gpustore.TensorStore, place: Region) -> gpustore.TensorStore:

@@ -287,6 +287,20 @@ class Slow:
         return self.values[region]
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_elements_of_another_shape_are_refused(monkeypatch, is_slow):
+    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 8)
+    source = Source(
+        (3, 4), np.dtype("u2"), lambda _: np.ones((1, 4), "u2"), (3, 1), is_slow=is_slow
+    )
+    target = gpustore.array(np.zeros((3, 4), "u2"))
+    with pytest.raises(gpustore.CopyError, match=r"shape \(1, 4\) for a region of shape \(3, "):
+        transfer(
+            source, target, rows(target, 3), advance=lambda nbytes: None, stopped=lambda: False
+        )
+    assert not target.read().result().any()
+
+
 @pytest.mark.parametrize("chunks", [(4, 16), (64, 3), (64, 32)])
 def test_large_regions_of_slow_sources_are_read_in_parts(monkeypatch, chunks):
     monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 1 << 10)
