@@ -6,13 +6,13 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import gpustore
-from gpustore.copying.journal import Journal
+from gpustore.copying.journal import NAME, Journal
 from gpustore.copying.new_array import Target
 from gpustore.copying.overlap import overlap
 from gpustore.copying.plan import Plan, plan_regions
@@ -88,6 +88,9 @@ class ArrayCopy:
             progress(done)
 
         def left() -> str:
+            if done == plan.nbytes:
+                whole = f"all of {shlex.quote(self.name)} was copied"
+                return whole if journal is None else f"{whole}: the same call ends the copy"
             again = "the same call goes on from there, " if journal is not None else ""
             return (
                 f"{shlex.quote(self.name)} opens and its chunks are whole, but only "
@@ -107,7 +110,7 @@ class ArrayCopy:
                     first=first,
                 )
             finally:
-                if journal is not None and done < plan.nbytes:
+                if journal is not None and (done < plan.nbytes or stopped()):
                     journal.write()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(left()) from None
@@ -115,14 +118,14 @@ class ArrayCopy:
             raise error.suffixed(f"; {left()}") from error.__cause__
         except (OSError, MemoryError) as error:
             raise gpustore.CopyError(f"{str(error) or type(error).__name__}; {left()}") from error
-        if stopped() and done < plan.nbytes:
+        if stopped():
             raise KeyboardInterrupt(left())
 
 
 def check_source(
     name: str,
     kvstore: Mapping[str, Any],
-    source: Mapping[str, Any] | None,
+    sources: Iterable[Mapping[str, Any]],
     context: gpustore.Context,
 ) -> None:
     """Raise CopyError if the copy would change its source, or the target cannot be written.
@@ -131,11 +134,13 @@ def check_source(
     ----------
     name : str
         Name of the target in messages.
-    kvstore, source : dict
-        JSON of the kvstores of target and source.
+    kvstore : dict
+        JSON of the target's kvstore.
+    sources : iterable of dict
+        JSON of the kvstores with the source in them.
     context : Context
     """
-    if source is not None and overlap(kvstore, source):
+    if any(overlap(kvstore, source) for source in sources):
         raise gpustore.CopyError(f"{name} overlaps the source: name another target")
     driver = gpustore.KvStore.open(dict(kvstore), context=context).result().driver
     if not driver.can_write:
@@ -170,11 +175,13 @@ def check_place(
         If the place holds something else.
     """
     is_folder = kvstore["driver"] == "file"
+    # Of an interrupted copy there may be nothing but its journal.
     if is_folder:
         path = Path(kvstore["path"])
         if path.exists() and not path.is_dir():
             raise gpustore.CopyError(f"{name} is a file: name a folder")
-        if not path.is_dir() or not any(path.iterdir()):
+        names = [one.name for one in path.iterdir()] if path.is_dir() else []
+        if not names or (overwrite and names == [NAME]):
             return
     store = _directory(kvstore, context)
     if _is(store, kind):
@@ -184,7 +191,9 @@ def check_place(
             f"{name} exists already: add `overwrite=True`, or name another target", status=""
         )
     # What lies beside an array now would be deleted with it by overwriting later.
-    if is_folder or store.list_names().result():
+    if not is_folder:
+        names = store.list_names().result()
+    if names and not (overwrite and names == [NAME]):
         a = "an" if kind == "array" else "a"
         raise gpustore.CopyError(f"{name} holds other things than {a} {kind}: name another target")
 

@@ -76,7 +76,7 @@ def copy(
 
 def _copy_array(copy: ArrayCopy, request: Request) -> gpustore.TensorStore:
     target, overwrite, context = copy.target, request.overwrite, request.context
-    check_source(request.name, target.kvstore, copy.source.place, context)
+    check_source(request.name, target.kvstore, copy.source.places, context)
     digest = digest_of({"": (copy.source, target)})
     journal = journal_at(request.name, target.kvstore, digest, context, overwrite=overwrite)
     again = journal.found and not overwrite

@@ -13,7 +13,7 @@ if the source was opened with them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     after = chosen_format(request.options.zarr_format, str(place["driver"]), group.zarr_format)
     root: dict[str, Any] = dict(place["kvstore"])
     overwrite, context = request.overwrite, request.context
-    check_source(request.name, root, group.kvstore.spec().to_json(), context)
+    check_source(request.name, root, [group.kvstore.spec().to_json()], context)
     request = replace(request, options=replace(request.options, zarr_format=after))
     work = _work(group, request, root, after)
     digest = digest_of(
@@ -138,13 +138,13 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
     """Derive the copy of every member."""
     below: dict[str, Any] = group.kvstore.spec().to_json()
     work = _Work()
-    _add_group(work, group, "", after)
+    _add_group(work, "", *_documents(group), after)
     for path, node in group.walk():
         try:
             if node.error is not None:
                 raise node.error
             if node.is_group:
-                _add_group(work, group, path, after)
+                _add_group(work, path, node.document, node.attributes, after)
                 continue
             spec = {"driver": _DRIVERS[group.zarr_format], "kvstore": _at(below, path)}
             store = open_whole(spec, read=True, device="cpu", context=request.context)
@@ -196,23 +196,35 @@ def _image(path: str, images: dict[str, dict[str, Any]]) -> str | None:
     return next((at for at in images if path.startswith(f"{at}/" if at else "")), None)
 
 
-def _add_group(work: _Work, group: gpustore.Group, path: str, after: int) -> None:
-    """Add the documents of a group to store."""
-    prefix = f"{path}/" if path else ""
-    names = (".zgroup", ".zattrs") if group.zarr_format == 2 else ("zarr.json",)
-    stored: dict[str, dict[str, Any]] = {}
-    for name in names:
-        found = group.kvstore.read(prefix + name).result()
-        stored[name] = json.loads(found.value) if found.state == "value" else {}
-    if group.zarr_format == 3:
-        document = stored["zarr.json"]
-        document.pop("consolidated_metadata", None)
-        attributes = document.get("attributes", {})
+def _documents(group: gpustore.Group) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the document and the attributes of a group.
+
+    The document is in consolidated metadata only if the group is a member of another.
+    """
+    attributes = dict(group.attrs)
+    if group.zarr_format == 2:
+        read = group.kvstore.read(".zgroup").result()
+        document = json.loads(read.value) if read.state == "value" else {"zarr_format": 2}
     else:
-        document, attributes = stored[".zgroup"], stored[".zattrs"]
+        read = group.kvstore.read("zarr.json").result()
+        made = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        document = json.loads(read.value) if read.state == "value" else made
+    return document, attributes
+
+
+def _add_group(
+    work: _Work,
+    path: str,
+    document: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    after: int,
+) -> None:
+    """Add the documents of a group to store."""
+    document = {name: v for name, v in document.items() if name != "consolidated_metadata"}
+    attributes = dict(attributes)
     if is_ome(attributes):
         work.images[path] = attributes
-    if group.zarr_format == after:
+    if document["zarr_format"] == after:
         work.groups[path] = {"zarr.json": document}
         if after == 2:
             work.groups[path] = _documents_v2(document, attributes)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from gpustore.sources.base import Source
 
 
-_NAME = ".gpustore-copy.json"
+NAME = ".gpustore-copy.json"
+"""Name of the document."""
 _EVERY_S = 1.0
 
 
@@ -83,7 +84,7 @@ class Journal:
         self._digest = digest
         self._arrays: dict[str, Any] = {}
         self._written = 0.0
-        read = below.read(_NAME).result()
+        read = below.read(NAME).result()
         document = _parsed(read.value) if read.state == "value" else None
         self.found = document is not None and document.get("digest") == digest
         self.other = read.state == "value" and not self.found
@@ -115,12 +116,12 @@ class Journal:
     def write(self) -> None:
         """Store the document."""
         document = {"digest": self._digest, "arrays": self._arrays}
-        self._store[_NAME] = json.dumps(document).encode()
+        self._store[NAME] = json.dumps(document).encode()
         self._written = time.monotonic()
 
     def remove(self) -> None:
         """Remove the document of a complete copy."""
-        del self._store[_NAME]
+        del self._store[NAME]
 
 
 def _parsed(value: bytes) -> dict[str, Any] | None:

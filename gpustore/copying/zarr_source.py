@@ -19,5 +19,5 @@ def source_of(store: gpustore.TensorStore) -> Source:
         store_reader(store),
         chunks=tuple(chunk_extents(store, "read_chunk")),
         identity=store.spec().to_json(),
-        place=None if store.kvstore is None else store.kvstore.spec().to_json(),
+        places=() if store.kvstore is None else (store.kvstore.spec().to_json(),),
     )

@@ -84,7 +84,7 @@ def _of_store(store: TensorStore) -> Source:
         attributes={name: v for name, v in attributes.items() if name not in _OF_DIMENSIONS},
         fill_value=store.fill_value,
         identity=None if store.kvstore is None else store.spec().to_json(),
-        place=None if store.kvstore is None else store.kvstore.spec().to_json(),
+        places=() if store.kvstore is None else (store.kvstore.spec().to_json(),),
     )
 
 

@@ -49,8 +49,8 @@ class Source:
     identity : JSON value, optional
         Tells the source from others and from changed ones; None if a copy of it cannot be
         continued.
-    place : dict, optional
-        JSON of the kvstore with the source in it.
+    places : tuple of dict
+        JSON of the kvstores with the source in them.
     close : callable
         Called when the copy has ended.
     """
@@ -66,7 +66,7 @@ class Source:
     fill_value: Any = None
     masked: Any = None
     identity: Any = None
-    place: Mapping[str, Any] | None = None
+    places: tuple[Mapping[str, Any], ...] = ()
     close: Callable[[], object] = lambda: None
 
 

@@ -68,7 +68,7 @@ def _open(file: Path, part: str | None) -> Source | None:
             return replace(
                 format_.open(str(file), part),
                 identity=_identity(file, part),
-                place={"driver": "file", "path": str(file.resolve())},
+                places=(_place(file),),
             )
     return None
 
@@ -77,6 +77,11 @@ def _identity(file: Path, part: str | None) -> list[Any]:
     """Return what tells a file from others, and from itself after a change."""
     state = file.stat()
     return [str(file.resolve()), part, state.st_size, state.st_mtime_ns]
+
+
+def _place(file: Path) -> dict[str, Any]:
+    """Return the JSON of the kvstore with a file."""
+    return {"driver": "file", "path": str(file.resolve())}
 
 
 def _by_numbers(path: Path) -> list[tuple[bool, int, str]]:
@@ -113,5 +118,6 @@ def _stack(paths: list[Path], part: str | None) -> Source | None:
         dims=None if first.dims is None else ("", *first.dims),
         units=None if first.units is None else (None, *first.units),
         identity=[_identity(path, part) for path in paths],
+        places=tuple(_place(path) for path in paths),
         close=lambda: None,
     )

@@ -1,5 +1,7 @@
 """`gpustore.copy` from Python: sources, properties, progress, what it returns and says."""
 
+import json
+import signal
 import threading
 
 import numpy as np
@@ -83,6 +85,24 @@ def test_views_and_opened_stores_are_sources(context):
     assert (view.origin, view.domain.labels, dict(view.attrs)) == ((0, 0), ("y", "x"), {"n": 1})
     whole = gpustore.copy(store, "memory://c/", context=context)
     assert whole.spec().to_json()["metadata"] == store.spec().to_json()["metadata"]
+
+
+@pytest.mark.parametrize("after", [2, 3])
+@pytest.mark.parametrize("before", [2, 3])
+def test_groups_of_consolidated_metadata_only_are_groups(tmp_path, before, after):
+    group = gpustore.open_group(tmp_path / "a", create=True, zarr_format=before).result()
+    group.create_group("x", attributes={"n": 1}).result().create_group("y").result()
+    group.consolidate().result()
+    for path in sorted((tmp_path / "a" / "x").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    group = gpustore.open_group(tmp_path / "a", use_consolidated=True).result()
+    for source, names in ((group, ["x", "x/y"]), (group["x"], ["", "y"])):
+        copied = gpustore.copy(source, tmp_path / "b", zarr_format=after, overwrite=True)
+        assert dict(copied[names[0]].attrs if names[0] else copied.attrs) == {"n": 1}
+        assert dict(copied[names[1]].attrs) == {}
+        for name in names:
+            document = tmp_path / "b" / name / ("zarr.json" if after == 3 else ".zgroup")
+            assert json.loads(document.read_text())["zarr_format"] == after
 
 
 @pytest.mark.parametrize("form", ["spec", "json"])
@@ -186,6 +206,43 @@ def test_a_file_inside_its_own_target_is_safe(tmp_path):
     with pytest.raises(gpustore.CopyError, match="overlaps the source"):
         gpustore.copy(tmp_path / "a" / "x.npy", tmp_path / "a", overwrite=True)
     assert (tmp_path / "a" / "x.npy").exists()
+
+
+def test_every_file_of_a_stack_is_safe(tmp_path):
+    gpustore.copy(VALUES, tmp_path / "b")
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a" / "z0.npy", VALUES)
+    np.save(tmp_path / "b" / "z1.npy", VALUES)
+    with pytest.raises(gpustore.CopyError, match="overlaps the source"):
+        gpustore.copy(tmp_path / "[ab]" / "z*.npy", tmp_path / "b", overwrite=True)
+    assert (tmp_path / "b" / "z1.npy").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_place_with_only_a_journal_is_overwritten(tmp_path, context, place):
+    target = f"{tmp_path}/b/" if place == "file" else "memory://b/"
+    store = gpustore.KvStore.open(target, context=context).result()
+    store[".gpustore-copy.json"] = b"{}"
+    with pytest.raises(gpustore.CopyError, match="the beginning of another copy"):
+        gpustore.copy(VALUES, target, context=context)
+    copied = gpustore.copy(VALUES, target, context=context, overwrite=True)
+    np.testing.assert_array_equal(copied.read().result(), VALUES)
+    assert ".gpustore-copy.json" not in store
+
+
+def test_an_interrupt_ends_a_copy_of_nothing(tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def progress(done, total):
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"all of .* was copied"):
+            gpustore.copy(np.zeros((0, 3)), tmp_path / "b", progress=progress)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Failing:
