@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore.errors import CopyError
+from gpustore.errors import CopyError, StoreIOError
 from gpustore.sources.base import FileFormat, Region, Source, region_shape
 
 _BEGIN_NBYTES: Final = 2056
@@ -48,20 +49,39 @@ def open_file(place: str) -> Source | None:
     """
     plain = unquote(place[7:]) if place.startswith("file://") else place
     path, mark, part = plain.partition("::")
-    whole = Path(path).expanduser()
-    if whole.is_file():
+    if "://" in path:
+        return None
+    whole = Path(os.path.expanduser(path))  # noqa: PTH111  Path.expanduser raises without a home
+    try:
+        is_file = whole.is_file()
+        paths = [] if is_file else _matching(whole)
+    except OSError as error:
+        raise _unreadable(whole, error) from error
+    if is_file:
         return _open(whole, part if mark else None)
-    pattern = str(whole.relative_to(whole.anchor))
-    found = Path(whole.anchor).glob(pattern) if _WILD.search(pattern) else ()
-    paths = [one for one in found if one.is_file()]
     if not paths:
         return None
     return _stack(sorted(paths, key=_by_numbers), part if mark else None)
 
 
+def _matching(path: Path) -> list[Path]:
+    """Return the files that a path with ``*``, ``?`` or ``[...]`` names."""
+    there = next((one for one in (path, *path.parents) if one.exists()), path)
+    pattern = str(path.relative_to(there))
+    if not _WILD.search(pattern):
+        return []
+    try:
+        return [one for one in there.glob(pattern) if one.is_file()]
+    except ValueError as error:
+        raise CopyError(f"{path} is no file, and no pattern: {error}") from error
+
+
 def _open(file: Path, part: str | None) -> Source | None:
-    with file.open("rb") as opened:
-        begin = opened.read(_BEGIN_NBYTES)
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(_BEGIN_NBYTES)
+    except OSError as error:
+        raise _unreadable(file, error) from error
     for name in registry.ids("sources"):
         format_: FileFormat = registry.find("sources", name)
         if format_.matches(begin):
@@ -71,6 +91,10 @@ def _open(file: Path, part: str | None) -> Source | None:
                 places=(_place(file),),
             )
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> StoreIOError:
+    return StoreIOError(f"{path} cannot be read: {error.strerror or error}", errno=error.errno)
 
 
 def _identity(file: Path, part: str | None) -> list[Any]:

@@ -61,6 +61,8 @@ def _dataset(path: str, file: Any, part: str | None) -> Any:
         if part is not None or len(names) != 1:
             raise CopyError(f"{path} is to be copied by data sets: {_choice(path, node)}")
         node = file[names[0]]
+    if not isinstance(node, h5py.Dataset):
+        raise CopyError(f'{path}: "{part}" is a data type and no data set: {_choice(path, file)}')
     return node
 
 
@@ -69,11 +71,15 @@ def of_dataset(dataset: Any) -> Source:
 
     Raises
     ------
+    CopyError
+        If it is none.
     UnsupportedError
         If there are no elements, or they are references or arrays of any length.
     """
     import h5py
 
+    if not isinstance(dataset, h5py.Dataset):
+        raise CopyError(f"{dataset!r} is no data set of h5py: name one, as file[name]")
     if dataset.shape is None:
         raise UnsupportedError(f"{dataset.name} has no elements")
     kind: Any = dataset.dtype
@@ -88,7 +94,11 @@ def of_dataset(dataset: Any) -> Source:
         fill = np.asarray(dataset.fillvalue, kind)[()]
 
     def elements(region: Region) -> Any:
-        return np.asarray(read[region])
+        try:
+            return np.asarray(read[region])
+        except UnicodeDecodeError as error:
+            where = f"{dataset.file.filename}::{dataset.name}"
+            raise CopyError(f"{where} has text that is not UTF-8: {error}") from error
 
     return Source(
         dataset.shape,

@@ -5,6 +5,8 @@ Format: ``numpy.lib.format``, https://numpy.org/doc/stable/reference/generated/n
 
 from __future__ import annotations
 
+import tokenize
+
 import numpy as np
 
 from gpustore.errors import CopyError
@@ -20,7 +22,7 @@ def _open(path: str, part: str | None) -> Source:
         raise CopyError(f"{path} holds one array: leave out ::{part}")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, OverflowError, tokenize.TokenError) as error:
         raise CopyError(f"{path} cannot be copied: {error}") from error
     return Source(array.shape, array.dtype, array.__getitem__)
 

@@ -66,6 +66,9 @@ def _of_file(path: str, file: Any, part: str | None) -> Source:
     read: Any
     if series.dataoffset is not None and page.is_memmappable:
         dtype = page.dtype.newbyteorder(file.byteorder)
+        end, nbytes = series.dataoffset + series.nbytes, file.filehandle.size
+        if end > nbytes:
+            raise StoreIOError(f"{path} has {nbytes} bytes, but its elements end at byte {end}")
         array = np.memmap(path, dtype, "r", series.dataoffset, series.shape)
         read, chunks = array.__getitem__, None
     else:
@@ -157,18 +160,28 @@ class _Pages:
                 for n, whole, at in zip(self.tile, self.page_shape, start, strict=True)
             ]
             number = int(np.ravel_multi_index(place, keyframe.chunked))
+            n_stored = min(len(page.databytecounts), len(page.dataoffsets))
+            if number >= n_stored:
+                name = self.series.parent.filename
+                raise CorruptChunkError(
+                    f"{name}, strip or tile {number}: the page lists {n_stored} of "
+                    f"{math.prod(keyframe.chunked)}",
+                    key=name,
+                )
             nbytes = page.databytecounts[number]
             file.seek(page.dataoffsets[number])
             value = file.read(nbytes) if nbytes else None
             try:
                 decoded = keyframe.decode(value, number, **options)[0]
+                if decoded is not None:  # Tiles are whole beyond the edge, strips end there.
+                    is_whole = decoded.size == math.prod(self.tile)
+                    decoded = decoded.reshape(self.tile if is_whole else shape)
             except Exception as error:
                 raise self._error(number, error) from error
             if decoded is None:
                 yield start, np.full(shape, keyframe.nodata, self.series.dtype)
-            else:  # Tiles are whole beyond the edge, strips end there.
-                is_whole = decoded.size == math.prod(self.tile)
-                yield start, decoded.reshape(self.tile if is_whole else shape)
+            else:
+                yield start, decoded
 
 
 # --------------------------------------------------------------------------- pixel sizes
@@ -216,8 +229,9 @@ def _sizes_of_imagej(file: Any) -> dict[str, str]:
         tag = tags.get(name)
         if tag is not None and tag.value[0]:
             found[axis] = f"{tag.value[1] / tag.value[0]:.9g} {unit}"
-    if facts.get("spacing"):
-        found["Z"] = f"{facts['spacing']:.9g} {unit}"
+    spacing = facts.get("spacing")
+    if spacing and isinstance(spacing, int | float):
+        found["Z"] = f"{spacing:.9g} {unit}"
     return found
 
 

@@ -1,5 +1,6 @@
 """Files as sources: which are recognised, and what is said where a library is missing."""
 
+import errno
 import sys
 
 import numpy as np
@@ -92,3 +93,54 @@ def test_a_pattern_may_be_the_name_of_a_file(tmp_path):
     np.save(tmp_path / "a[1].npy", VALUES)
     assert open_file(f"{tmp_path}/a[1].npy").shape == VALUES.shape
     assert open_file(f"{tmp_path}/b*.npy") is None
+
+
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(tmp_path):
+    for number, folder in enumerate(("exp1", "exp[1]")):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "i0.npy", VALUES + np.uint16(number))
+    source = open_file(f"{tmp_path}/exp[1]/i*.npy")
+    np.testing.assert_array_equal(
+        source.read((slice(0, 1), slice(0, 4), slice(0, 6)))[0], VALUES + 1
+    )
+    (tmp_path / "exp1" / "i0.npy").rename(tmp_path / "a1")
+    (tmp_path / "a[1]").mkdir()
+    assert open_file(f"{tmp_path}/a[1]") is None
+
+
+def test_names_of_no_file_are_typed_errors(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(gpustore.NotFoundError, match="~nobody-of-this-name/x"):
+        gpustore.copy("~nobody-of-this-name/x", "b.zarr")
+    with pytest.raises(gpustore.StoreIOError, match="aaa cannot be read: File name too long"):
+        gpustore.copy("a" * 300, "b.zarr")
+    assert open_file("s3://bucket/" + "a" * 300) is None
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="such a pattern is legal")
+def test_a_wrong_pattern_is_named(tmp_path):
+    with pytest.raises(gpustore.CopyError, match=r"a\*\*b is no file, and no pattern: Invalid"):
+        gpustore.copy(f"{tmp_path}/a**b", tmp_path / "b.zarr")
+    assert open_file("s3://bucket/a**b") is None
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", VALUES)
+
+    def refused(path, mode):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", refused)
+    with pytest.raises(gpustore.StoreIOError, match=r"a\.npy cannot be read: Permission") as info:
+        open_file(f"{tmp_path}/a.npy")
+    assert info.value.errno == errno.EACCES
+
+
+@pytest.mark.parametrize(
+    "header", [f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70},)}}", "(("]
+)
+def test_a_damaged_header_is_an_error(tmp_path, header):
+    written = b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header.encode()
+    (tmp_path / "a.npy").write_bytes(written)
+    with pytest.raises(gpustore.CopyError, match=r"a\.npy cannot be copied"):
+        open_file(f"{tmp_path}/a.npy")

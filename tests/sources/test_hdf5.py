@@ -129,3 +129,20 @@ def test_what_is_no_missing_value(tmp_path, value):
         if value is not None:
             file["x"].attrs["_FillValue"] = value
     assert dict(gpustore.copy(f"{tmp_path}/a.nc::x", tmp_path / "b.zarr").attrs) == {}
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=[b"a", b"\xff"], dtype=h5py.string_dtype())
+    with pytest.raises(gpustore.CopyError, match=r"a\.h5::/x has text that is not UTF-8.*0xff"):
+        gpustore.copy(f"{tmp_path}/a.h5::x", tmp_path / "b.zarr")
+
+
+def test_what_is_no_data_set_is_named(path, tmp_path):
+    with h5py.File(path, "a") as file:
+        file["kind"] = np.dtype("f4")
+        for value in (file, file["g"], file["kind"], file["flags"].astype("i2")):
+            with pytest.raises(gpustore.CopyError, match="is no data set of h5py"):
+                gpustore.copy(value, tmp_path / "b.zarr")
+    with pytest.raises(gpustore.CopyError, match=r'a\.h5: "/kind" is a data type.*name one as'):
+        open_file(f"{path}::/kind")

@@ -144,3 +144,55 @@ def test_a_compression_of_imagecodecs_is_named(tmp_path):
     with pytest.raises(gpustore.UnsupportedError, match=r"a\.tif.*pip install 'gpustore\[tiff\]'"):
         source.read(REST)
     source.close()
+
+
+def test_a_truncated_file_is_an_error(tmp_path):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, STACK[0])
+    nbytes = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(nbytes - 100)
+    expected = rf"a\.tif has {nbytes - 100} bytes, but its elements end at byte {nbytes}"
+    with pytest.raises(gpustore.StoreIOError, match=expected):
+        open_file(str(path))
+
+
+@pytest.mark.parametrize("tag", [273, 279])
+def test_strips_that_are_not_listed_are_an_error(tmp_path, tag):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, STACK[0], **ZLIB, rowsperstrip=7)
+    with tifffile.TiffFile(path) as file:
+        entry = file.pages[0].tags[tag].offset
+    with path.open("r+b") as file:
+        file.seek(entry + 4)
+        file.write(struct.pack("<I", 2))
+        if tag == 279:  # Two of 2 bytes each lie in the entry itself.
+            file.write(struct.pack("<HH", 1, 1))
+    source = open_file(str(path))
+    with pytest.raises(gpustore.CorruptChunkError, match=r"a\.tif, strip or tile \d: .*2 of 6"):
+        source.read((slice(30, 37), slice(0, 50)))
+    source.close()
+
+
+@pytest.mark.parametrize("missing", [100, 10])
+def test_a_short_strip_is_an_error(tmp_path, missing):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, STACK[0], **ZLIB, rowsperstrip=7)
+    strip = STACK[0, 7:14].tobytes()
+    whole, short = zlib.compress(strip), zlib.compress(strip[:-missing])
+    written = path.read_bytes()
+    assert written.count(whole) == 1
+    path.write_bytes(written.replace(whole, short.ljust(len(whole), b"\0")))
+    source = open_file(str(path))
+    with pytest.raises(gpustore.CorruptChunkError, match=r"a\.tif, strip or tile 1: .*reshape"):
+        source.read(REST)
+    source.close()
+
+
+def test_a_spacing_of_imagej_that_is_text_is_none(tmp_path):
+    path = str(tmp_path / "a.tif")
+    facts = {"axes": "ZYX", "spacing": "wide", "unit": "um"}
+    tifffile.imwrite(path, STACK, imagej=True, resolution=(5, 4), metadata=facts)
+    source = open_file(path)
+    assert source.units == (None, "0.25 um", "0.2 um")
+    source.close()
