@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from gpustore.cli.failure import CommandError
 from gpustore.display.elements import Elements
-from gpustore.display.extents import chunk_extents, edges_of
+from gpustore.display.extents import Edges, chunk_extents, edges_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class ValueGrid:
         shape = [int(n) for n in store.shape[:rank]]
         extents = chunk_extents(store, "write_chunk")[:rank]
         along = edges_of(store) or extents
-        edges = tuple(_edges(size, n) for size, n in zip(along, shape, strict=True))
+        edges = tuple(Edges(size, n) for size, n in zip(along, shape, strict=True))
         is_sharded = extents != chunk_extents(store, "read_chunk")[:rank]
         encoding = metadata.get("chunk_key_encoding")
         if encoding is None:
@@ -163,41 +163,3 @@ class StoredValues:
             elif key.rpartition("/")[2] not in _METADATA:
                 others.append(key)
         return cls(nbytes, others, errors)
-
-
-@dataclass(frozen=True, slots=True)
-class _RegularEdges(Sequence[int]):
-    """Edges of chunks of one size; computed, as there may be more than memory holds."""
-
-    size: int
-    extent: int
-
-    def __len__(self) -> int:
-        return -(-self.extent // self.size) + 1
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return min(range(len(self))[index] * self.size, self.extent)
-
-
-def _edges(sizes: Any, extent: int) -> Sequence[int]:
-    """Return the edges of the chunks of one dimension, from an entry of ``chunk_shapes``.
-
-    >>> list(_edges(4, 10)), _edges([[3, 2], 4, 9], 7), list(_edges(4, 0))
-    ([0, 4, 8, 10], [0, 3, 6, 7], [0])
-    """
-    if isinstance(sizes, int):
-        return _RegularEdges(sizes, extent)
-    edges = [0]
-    for entry in sizes:
-        size, times = entry if isinstance(entry, list) else (entry, 1)
-        for _ in range(times):
-            if edges[-1] >= extent:
-                return edges
-            edges.append(min(edges[-1] + size, extent))
-    return edges

@@ -15,10 +15,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
 from typing import Any, Final
 
-from gpustore.display.extents import edges_of
+from gpustore.display.extents import Edges, edges_of
 
 _LONGEST = 170.0
 """Pixels of the longest dimension of the last picture."""
@@ -78,7 +77,7 @@ def axes_of(store: Any) -> list[Axis]:
             for one in (layout.read_chunk, layout.write_chunk)
         )
         if edges is not None and n < len(edges):
-            read = written = _listed(edges[n], extent)
+            read = written = Edges(edges[n], extent)[1:-1]
         found.append(Axis(name, extent, read, () if written == read else written))
     return found
 
@@ -93,19 +92,6 @@ def _boundaries(first: int, extent: int, chunk: int | None, origin: int | None) 
         return ()
     begin = ((origin or 0) - first) % chunk or chunk
     return range(begin, extent, chunk)
-
-
-def _listed(edges: Any, extent: int) -> Sequence[int]:
-    """Return the boundaries of an entry of ``chunk_shapes``.
-
-    >>> _listed([[3, 2], 4, 9], 10), list(_listed(4, 10))
-    ([3, 6], [4, 8])
-    """
-    if isinstance(edges, int):
-        return range(edges, extent, edges)
-    runs = (edge if isinstance(edge, list) else (edge, 1) for edge in edges)
-    sizes = (size for size, times in runs for _ in range(times))
-    return [end for end in accumulate(sizes) if end < extent]
 
 
 def picture(axes: Sequence[Axis]) -> str:

@@ -2,7 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Literal, Self, overload
+
+
+class Edges(Sequence[int]):
+    """Indices at which the chunks along a dimension begin, and the extent at the end.
+
+    They are computed, as there may be more than memory holds; so are those of a slice.
+
+    Parameters
+    ----------
+    sizes : int or list
+        Size of all chunks, or an entry of ``chunk_shapes``.
+    extent : int
+        Elements along the dimension.
+
+    Examples
+    --------
+    >>> list(Edges(4, 10)), list(Edges([[3, 2], 4, 9], 7)), list(Edges(4, 0))
+    ([0, 4, 8, 10], [0, 3, 6, 7], [0])
+    >>> edges = Edges([[1, 10**12]], 10**12)
+    >>> len(edges), edges[-2], list(edges[1:-1][:2])
+    (1000000000001, 999999999999, [1, 2])
+    """
+
+    def __init__(self, sizes: Any, extent: int) -> None:
+        self._extent = extent
+        # Size, first chunk and first index of each run of chunks of one size.
+        self._sizes: list[int] = []
+        self._chunks: list[int] = []
+        self._starts: list[int] = []
+        chunk = start = 0
+        for entry in [[sizes, extent]] if isinstance(sizes, int) else sizes:
+            if start >= extent:
+                break
+            size, times = entry if isinstance(entry, list) else (entry, 1)
+            self._sizes.append(size)
+            self._chunks.append(chunk)
+            self._starts.append(start)
+            times = min(times, -(-(extent - start) // size))
+            chunk, start = chunk + times, start + size * times
+        self._numbers = range(chunk + 1)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> int | Self:
+        found = self._numbers[index]
+        if isinstance(found, range):
+            part = object.__new__(type(self))
+            part.__dict__ = self.__dict__ | {"_numbers": found}
+            return part
+        if not found:
+            return 0
+        run = bisect_right(self._chunks, found) - 1
+        start = self._starts[run] + (found - self._chunks[run]) * self._sizes[run]
+        return min(start, self._extent)
 
 
 def chunk_extents(store: Any, name: Literal["read_chunk", "write_chunk"]) -> list[int]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.cli.value_grid import ValueGrid
 from gpustore.display.chunk_grid import Axis, axes_of, lengths, picture
 from tests.matrix import each
 
@@ -48,6 +49,27 @@ def test_boundaries_of_chunks_that_differ():
     spec = {"driver": "zarr3", "kvstore": "memory://r/", "metadata": metadata}
     axes = axes_of(gpustore.open(spec, create=True, device="cpu").result())
     assert [boundaries(axis) for axis in axes] == [([3], []), ([2, 4], [])]
+
+
+def test_a_great_many_chunks_that_differ_are_drawn():
+    count = 10**12
+    metadata = {
+        "shape": [count, 6],
+        "data_type": "uint8",
+        "chunk_grid": {
+            "name": "rectilinear",
+            "configuration": {"kind": "inline", "chunk_shapes": [[[1, count - 2], 2, 9], [6]]},
+        },
+    }
+    spec = {"driver": "zarr3", "kvstore": "memory://many/", "metadata": metadata}
+    store = gpustore.open(spec, create=True, device="cpu").result()
+    many, one = axes_of(store)
+    assert (len(many.chunks), many.chunks[-1], list(one.chunks)) == (count - 2, count - 2, [])
+    assert len(store._repr_html_()) < 100_000
+    grid = ValueGrid.of(store)
+    assert grid.counts == (count - 1, 1)
+    assert grid.box((count - 2, 0)) == (range(count - 2, count), range(6))
+    assert grid.touched(0, range(count - 3, count)) == range(count - 3, count - 1)
 
 
 @each("rank", range(1, 9))
