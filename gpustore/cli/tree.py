@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +70,34 @@ class Entry:
     image: Image | None = None
     members: dict[str, Entry] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry and all below it as JSON."""
-        below = {name: one.to_json() for name, one in self.members.items()}
-        return {"type": self.kind, **self.facts, **({"members": below} if below else {})}
+    def all(self) -> Iterator[Entry]:
+        """Yield the entry and all below it, groups before their members."""
+        stack = [self]
+        while stack:
+            entry = stack.pop()
+            yield entry
+            stack += reversed(entry.members.values())
+
+    def json_text(self) -> str:
+        """Return the entry and all below it as JSON, also where :mod:`json` finds it too deep."""
+        texts: list[str] = []
+        stack: list[str | tuple[Entry, str]] = [(self, "")]
+        while stack:
+            one = stack.pop()
+            if isinstance(one, str):
+                texts.append(one)
+                continue
+            entry, indent = one
+            text = json.dumps({"type": entry.kind, **entry.facts}, indent=2)
+            texts.append(text[:-2].replace("\n", f"\n{indent}"))
+            inside: list[str | tuple[Entry, str]] = []
+            for name, member in entry.members.items():
+                before = "," if inside else f',\n{indent}  "members": {{'
+                inside += [f"{before}\n{indent}    {json.dumps(name)}: ", (member, indent + "    ")]
+            if inside:
+                inside.append(f"\n{indent}  }}")
+            stack += reversed([*inside, f"\n{indent}}}"])
+        return "".join(texts)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
         code = _add_stored(root, node.kvstore, arguments.url)
     _sum(root)
     if arguments.json:
-        print(json.dumps(root.to_json(), indent=2))
+        print(root.json_text())
         return code
     screen = Screen()
-    for line in _lines(root, "", "", None):
+    for line in _lines(root):
         _print(screen, line)
     return code
 
@@ -173,11 +197,12 @@ def _add_stored(root: Entry, kvstore: gpustore.KvStore | None, url: str) -> int:
     return int(bool(errors))
 
 
-def _sum(entry: Entry) -> int:
-    """Add the decoded size of all arrays below a group; return it."""
-    if entry.kind == "group":
-        entry.facts["nbytes"] = sum(map(_sum, entry.members.values()))
-    return int(entry.facts.get("nbytes", 0))
+def _sum(root: Entry) -> None:
+    """Add the decoded size of all arrays below a group, for each group."""
+    for entry in reversed([*root.all()]):
+        if entry.kind == "group":
+            below = entry.members.values()
+            entry.facts["nbytes"] = sum(int(one.facts.get("nbytes", 0)) for one in below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +237,19 @@ def _print(screen: Screen, line: _Line) -> None:
         screen.parts([(line.below.ljust(indent) + text, "dim")])
 
 
-def _lines(entry: Entry, before: str, indent: str, scale: str | None) -> list[_Line]:
-    """Return the lines of an entry and of all below it."""
-    style = {"group": "bold", "array": "", None: "red"}[entry.kind]
-    below = indent + ("│" if entry.members else "")
-    lines = [_Line(before, entry.name, style, _about(entry, scale), below)]
-    image = entry.image
-    for number, (name, one) in enumerate(entry.members.items(), 1):
-        last = number == len(entry.members)
-        within = None if image is None or name not in image.levels else image.scale_text(name)
-        branch, further = ("└── ", "    ") if last else ("├── ", "│   ")
-        lines += _lines(one, indent + branch, indent + further, within)
-    return lines
+def _lines(root: Entry) -> Iterator[_Line]:
+    """Yield the lines of an entry and of all below it."""
+    stack: list[tuple[Entry, str, str, str | None]] = [(root, "", "", None)]
+    while stack:
+        entry, before, indent, scale = stack.pop()
+        style = {"group": "bold", "array": "", None: "red"}[entry.kind]
+        below = indent + ("│" if entry.members else "")
+        yield _Line(before, entry.name, style, _about(entry, scale), below)
+        image = entry.image
+        for number, (name, one) in enumerate(reversed(entry.members.items())):
+            within = None if image is None or name not in image.levels else image.scale_text(name)
+            branch, further = ("├── ", "│   ") if number else ("└── ", "    ")
+            stack.append((one, indent + branch, indent + further, within))
 
 
 def _about(entry: Entry, scale: str | None) -> str:

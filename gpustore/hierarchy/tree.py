@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from gpustore.metadata.logical_path import join
 from gpustore.metadata.node import Node, describe
@@ -33,17 +34,34 @@ def tree_text(name: str, members: Iterable[tuple[str, Node]]) -> str:
         below.setdefault(parent, []).append((last, node))
     lines = [name]
 
-    def add(parent: str, indent: str) -> None:
-        nodes = below.get(parent, [])
-        for i, (name, node) in enumerate(nodes):
-            last = i + 1 == len(nodes)
-            text = name
-            if node.error is not None:
-                text += f" (unreadable: {node.error.text})"
-            elif node.is_array:
-                text += f" {describe(node)}"
-            lines.append(f"{indent}{'└── ' if last else '├── '}{text}")
-            add(join(parent, name), indent + ("    " if last else "│   "))
-
-    add("", "")
+    # A stack in place of recursion: groups may be nested deeper than Python's calls.
+    stack = _rows(below.get("", []), "", "")
+    while stack:
+        row = stack.pop()
+        text = row.name
+        if row.node.error is not None:
+            text += f" (unreadable: {row.node.error.text})"
+        elif row.node.is_array:
+            text += f" {describe(row.node)}"
+        lines.append(f"{row.indent}{'└── ' if row.is_last else '├── '}{text}")
+        path = join(row.parent, row.name)
+        stack += _rows(below.get(path, []), path, row.indent + ("    " if row.is_last else "│   "))
     return "\n".join(lines)
+
+
+class _Row(NamedTuple):
+    """A node that is still to be drawn, below the branches of `indent`."""
+
+    name: str
+    node: Node
+    parent: str
+    indent: str
+    is_last: bool
+
+
+def _rows(nodes: Sequence[tuple[str, Node]], parent: str, indent: str) -> list[_Row]:
+    """Return the nodes of a group, the first one last."""
+    return [
+        _Row(name, node, parent, indent, is_last=number == 0)
+        for number, (name, node) in enumerate(reversed(nodes))
+    ]

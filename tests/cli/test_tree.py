@@ -94,3 +94,25 @@ def test_stored_values_without_a_size_are_reported(gpustore_command, study):
     assert json.loads(out)["stored_nbytes"]
     assert err.startswith("gpustore: not counted: ")
     assert "mask/loop" in err
+
+
+def test_the_text_of_json_is_that_of_the_library(gpustore_command, study):
+    _, out, _ = gpustore_command("tree", study, "--json")
+    assert out == json.dumps(json.loads(out), indent=2) + "\n"
+
+
+def test_groups_may_be_nested_deeper_than_calls_of_python(gpustore_command, tmp_path):
+    depth = 1200
+    group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    below = {"/".join("g" * n): group for n in range(1, depth + 1)}
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": below}
+    document = {**group, "consolidated_metadata": consolidated}
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    root = gpustore.open_group(tmp_path).result()
+    assert str(root.tree()).count("\n") == depth
+    assert f"{depth + 1 - 40:,} more" in repr(root.info)
+    assert root._repr_html_()
+    code, out, err = gpustore_command("tree", tmp_path, "--json")
+    assert (code, err, out.count('"type": "group"')) == (0, "", depth + 1)
+    code, out, err = gpustore_command("tree", tmp_path)
+    assert (code, err) == (0, "")
