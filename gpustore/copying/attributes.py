@@ -91,9 +91,17 @@ def set_attributes(target: Target, attributes: dict[str, Any], options: Options)
         units = [None if unit is None else str(gpustore.Unit(unit)) for unit in options.units]
         attributes[_UNITS] = units
     if is_v2:
-        target.attributes = json.dumps(attributes, indent=2).encode() if attributes else None
+        text = json.dumps(attributes, indent=2, default=_plain)
+        target.attributes = text.encode() if attributes else None
     elif attributes or "attributes" in target.metadata:
         target.metadata["attributes"] = attributes
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of NumPy as one of Python, as the metadata of Zarr v3 take it."""
+    if isinstance(value, np.ndarray | np.number | np.bool_):
+        return value.tolist()
+    raise TypeError(f"Object '{type(value).__name__}' does not support conversion to JSON")
 
 
 def set_masked(target: Target, attributes: dict[str, Any], value: Any) -> None:

@@ -116,3 +116,12 @@ def test_scalars_have_no_names_but_a_list_of_them(tmp_path):
     again = gpustore.copy(tmp_path / "b", tmp_path / "c", zarr_format=3)
     assert dict(again.attrs) == {"_FillValue": encoded(3)}
     assert again.read().result() == 5
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_attributes_of_numpy_are_json(tmp_path, zarr_format):
+    given = {"a": np.arange(2), "b": {"c": np.float32(0.5)}}
+    copied = gpustore.copy(VALUES, tmp_path / "a", zarr_format=zarr_format, attributes=given)
+    assert dict(copied.attrs) == {"a": [0, 1], "b": {"c": 0.5}}
+    with pytest.raises(TypeError, match="'object' does not support conversion to JSON"):
+        gpustore.copy(VALUES, tmp_path / "b", zarr_format=zarr_format, attributes={"a": object()})
