@@ -122,8 +122,10 @@ def test_series_are_numbered(tmp_path):
 def test_damaged_files_are_errors(tmp_path):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, STACK, **ZLIB)
+    with tifffile.TiffFile(path) as file:
+        start = file.pages[1].dataoffsets[0]
     whole = path.read_bytes()
-    path.write_bytes(whole.replace(zlib.compress(STACK[1].tobytes())[:9], b"?" * 9))
+    path.write_bytes(whole[:start] + b"?" * 9 + whole[start + 9 :])
     source = open_file(str(path))
     np.testing.assert_array_equal(source.read((slice(0, 1), *REST))[0], STACK[0])
     with pytest.raises(gpustore.CorruptChunkError, match=r"a\.tif, strip or tile 0"):
@@ -178,11 +180,14 @@ def test_strips_that_are_not_listed_are_an_error(tmp_path, tag):
 def test_a_short_strip_is_an_error(tmp_path, missing):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, STACK[0], **ZLIB, rowsperstrip=7)
-    strip = STACK[0, 7:14].tobytes()
-    whole, short = zlib.compress(strip), zlib.compress(strip[:-missing])
+    short = zlib.compress(STACK[0, 7:14].tobytes()[:-missing])
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        start, nbytes = page.dataoffsets[1], page.databytecounts[1]
+    if len(short) > nbytes:
+        pytest.skip("imagecodecs encodes strips to fewer bytes than zlib")
     written = path.read_bytes()
-    assert written.count(whole) == 1
-    path.write_bytes(written.replace(whole, short.ljust(len(whole), b"\0")))
+    path.write_bytes(written[:start] + short.ljust(nbytes, b"\0") + written[start + nbytes :])
     source = open_file(str(path))
     with pytest.raises(gpustore.CorruptChunkError, match=r"a\.tif, strip or tile 1: .*reshape"):
         source.read(REST)
