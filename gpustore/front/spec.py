@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -369,10 +370,8 @@ class Spec(IndexedView):
             words.append(f"rank={self.rank}")
         if self.dtype is not None:
             words.append(f"dtype={self.dtype.name}")
-        try:
+        with suppress(GpustoreError):  # No URL says what the spec does, or it names no place.
             words.append(f"at {self.url}")
-        except GpustoreError:
-            pass  # No URL says what the spec does, or it names no place.
         return f"<gpustore.Spec {' '.join(words)}>"
 
     def __eq__(self, other: object) -> bool:
