@@ -104,9 +104,15 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"Object '{type(value).__name__}' does not support conversion to JSON")
 
 
-def set_masked(target: Target, attributes: dict[str, Any], value: Any) -> None:
-    """Make an element the one that xarray masks in a target."""
-    if target.driver == "zarr":
+def set_masked(
+    target: Target, attributes: dict[str, Any], value: Any, dims: Sequence[str | None] | None
+) -> None:
+    """Make an element the one that xarray masks in a target; None masks no element."""
+    if value is None:
+        # Of Zarr v2, xarray would mask the elements that equal the fill value.
+        if target.driver == "zarr" and dims is not None and _are_names(list(dims), len(dims)):
+            target.schema.pop("fill_value", None)
+    elif target.driver == "zarr":
         target.schema["fill_value"] = value
     else:
         attributes[_FILL_VALUE] = _encoded(value)

@@ -65,8 +65,7 @@ def make_new_target(
         target.notes.append("Zarr v2 has no units of dimensions: they are not kept")
     dims = source.dims if given.dims is None else given.dims
     attributes = dict(source.attributes)
-    if source.masked is not None:
-        set_masked(target, attributes, source.masked)
+    set_masked(target, attributes, source.masked, dims)
     set_attributes(target, attributes, replace(given, dims=dims, units=units))
     target.check()
     return target

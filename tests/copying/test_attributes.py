@@ -125,3 +125,14 @@ def test_attributes_of_numpy_are_json(tmp_path, zarr_format):
     assert dict(copied.attrs) == {"a": [0, 1], "b": {"c": 0.5}}
     with pytest.raises(TypeError, match="'object' does not support conversion to JSON"):
         gpustore.copy(VALUES, tmp_path / "b", zarr_format=zarr_format, attributes={"a": object()})
+
+
+def test_no_element_of_a_named_array_of_another_library_is_masked_in_v2(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.array([0, 1, 2], "i4")
+    copied = gpustore.copy(f"{tmp_path}/a.h5::/x", tmp_path / "b", zarr_format=2, dims=("t",))
+    assert document(tmp_path / "b")["fill_value"] is None
+    assert copied.read().result().tolist() == [0, 1, 2]
+    gpustore.copy(f"{tmp_path}/a.h5::/x", tmp_path / "c", zarr_format=2)
+    assert document(tmp_path / "c")["fill_value"] == 0  # Without names xarray does not open it.
