@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 import gpustore
 from gpustore import registry
+from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.batches import Batch, BatchesAhead
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.grid_patches import GridPatches
-from gpustore.loader.nbytes import nbytes_of
 from gpustore.loader.order import Window
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of

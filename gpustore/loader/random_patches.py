@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.loader.nbytes import nbytes_of
+from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.numbers import below, fractions, key_of, permutation
 from gpustore.loader.order import Window
 from gpustore.loader.space import PatchSpace
