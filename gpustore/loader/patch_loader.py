@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 import gpustore
-from gpustore import registry
 from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.batches import Batch, BatchesAhead
-from gpustore.loader.fetched_window import FetchedWindow
+from gpustore.loader.division import Division
+from gpustore.loader.element_conversion import ElementConversion
 from gpustore.loader.grid_patches import GridPatches
-from gpustore.loader.order import Window
+from gpustore.loader.host_batches import HostBatches
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
-from gpustore.loader.volume import PairedArray, Volume
+from gpustore.loader.volume import Volume
+from gpustore.loader.window_reads import WindowReads
 
 Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
 
@@ -119,8 +117,8 @@ class PatchLoader:
             raise ValueError(f"prefetch: expected at least 0, got {prefetch}")
         if to not in _LIBRARIES:
             raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
-        self._is_list = not isinstance(arrays, (gpustore.TensorStore, Mapping))
-        some: list[Any] = list(arrays) if self._is_list else [arrays]
+        is_list = not isinstance(arrays, (gpustore.TensorStore, Mapping))
+        some: list[Any] = list(arrays) if is_list else [arrays]
         if not some:
             raise gpustore.MismatchError("arrays: expected at least one volume, got none")
         patch = tuple(sampler.shape)
@@ -131,27 +129,15 @@ class PatchLoader:
         self._order = sampler.order(
             [one.space(patch, inside=sampler.is_inside) for one in self._volumes]
         )
-        self._rank, self._world = ranks_of(dist)
-        self._batch_size, self._global = batch_size, batch_size * self._world
-        left = len(self._order) % self._global
-        if left and left < self._world and not drop_last:
-            raise ValueError(
-                f"The last of the batches of {self._global} patches on {self._world} ranks has "
-                f"{left}, so that some ranks have none; choose drop_last=True or other sizes"
-            )
-        self._batches = len(self._order) // self._global + (bool(left) and not drop_last)
-        if not self._batches:
-            raise ValueError(
-                f"An epoch of {len(self._order)} patches has no batch of {self._global}; choose "
-                "drop_last=False or other sizes"
-            )
+        self._division = Division.of(
+            len(self._order), batch_size, *ranks_of(dist), drop_last=drop_last
+        )
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
-        self._cast = {one.name: _Cast.of(one, dtype, normalize) for one in first}
-        self._to = to
-        self._given = self._conversions()
+        conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
+        self._batches = HostBatches(first, conversions, to, numbers_volumes=is_list)
         batch_nbytes = batch_size * sum(
-            math.prod(one.patch_shape) * self._cast[one.name].dtype.itemsize for one in first
+            math.prod(one.patch_shape) * conversions[one.name].dtype.itemsize for one in first
         )
         limit = nbytes_of(memory, "memory")
         self._window_nbytes = limit - (prefetch + 2) * batch_nbytes
@@ -171,7 +157,7 @@ class PatchLoader:
 
     def __len__(self) -> int:
         """Number of batches of an epoch, the same on all ranks."""
-        return self._batches
+        return self._division.batches
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of :attr:`epoch`, from where a loaded state stopped.
@@ -189,7 +175,7 @@ class PatchLoader:
                 f"worker {worker} of {workers}: go on with as many workers"
             )
         self._position, self._worker = first, (worker, workers) if workers > 1 else None
-        numbers = range(first, self._batches, workers)
+        numbers = range(first, self._division.batches, workers)
         ahead = None
         batches: Iterator[Batch] = self._made(self.epoch, numbers)
         if self._prefetch:
@@ -276,22 +262,17 @@ class PatchLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what runs, and functions: another process makes its own."""
-        return self.__dict__ | {"_iterator": None, "_given": None}
+        """Leave out what runs: another process begins anew."""
+        return self.__dict__ | {"_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._given = self._conversions()
         self._register()
 
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()
-
-    def _conversions(self) -> dict[str, Callable[[NDArray[Any]], Any]]:
-        """Return functions that make arrays of the library that was asked for, by name."""
-        return {name: _given_to(self._to, one.dtype) for name, one in self._cast.items()}
 
     def _register(self) -> None:
         """Let PyTorch's DataLoader, if the program may use it, know what this is."""
@@ -302,188 +283,30 @@ class PatchLoader:
         return {
             "arrays": [one.state() for one in self._volumes],
             "sampler": self._sampler.state(),
-            "global batch": self._global,
+            "global batch": self._division.size,
         }
-
-    def _numbers(self, batch: int) -> tuple[int, int]:
-        """Return the first patch of a batch of this rank, and the one behind the last."""
-        first = batch * self._global
-        count = min(self._global, len(self._order) - first)
-        return first + count * self._rank // self._world, first + count * (
-            self._rank + 1
-        ) // self._world
 
     def _made(self, epoch: int, numbers: range) -> Iterator[Batch]:
         """Make some batches of an epoch."""
-        windows = _Windows(self, epoch, numbers)
+        reads = WindowReads(
+            self._order,
+            self._division,
+            self._volumes,
+            edge=self._edge,
+            nbytes=self._window_nbytes,
+            counts=self._counts,
+            epoch=epoch,
+            batches=numbers,
+        )
         try:
             for number in numbers:
-                begin, end = self._numbers(number)
-                parts = []
-                while begin < end:
-                    window = windows.at(begin)
-                    at, until = np.searchsorted(window.numbers, (begin, end)).tolist()
-                    parts.append((window, at, until))
-                    begin = int(window.numbers[until - 1]) + 1
-                    del window
-                batch = self._joined(parts)
-                del parts  # And with them windows that have no more patches.
+                count = self._division.part_size(number)
+                batch = self._batches.made(reads.take(count))
+                self._counts.update(batches=1, patches=count)
                 yield batch
                 del batch
         finally:
-            windows.close()
-
-    def _joined(self, parts: Sequence[tuple[FetchedWindow, int, int]]) -> Batch:
-        """Make a batch of some patches of each of some windows."""
-        count = sum(until - at for _, at, until in parts)
-        batch: Batch = {}
-        for i, one in enumerate(self._volumes[0].arrays):
-            cast = self._cast[one.name]
-            pieces = []
-            for window, at, until in parts:
-                array = window.arrays[i]
-                if array.is_box:
-                    room = np.empty((until - at, *one.patch_shape), array.array.dtype)
-                    array.cut(at, room, array.array.store.fill_value or 0)
-                else:
-                    # A view would keep the memory of the whole window.
-                    room = np.array(array.result()[at:until])
-                pieces.append(cast(room))
-            found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            batch[one.name] = self._given[one.name](found)
-        batch["origin"] = np.concatenate([w.origins[at:until] for w, at, until in parts])
-        if self._is_list:
-            batch["volume"] = np.repeat([w.volume for w, *_ in parts], [b - a for _, a, b in parts])
-        self._counts.update(batches=1, patches=count)
-        return batch
-
-
-class _Windows:
-    """Windows of an epoch that one rank needs, of which the next is read ahead."""
-
-    def __init__(self, loader: PatchLoader, epoch: int, batches: range) -> None:
-        self._loader = loader
-        self._left = self._wanted(epoch, batches)
-        self._following: FetchedWindow | None = None
-        self._begun: deque[FetchedWindow] = deque()
-
-    def at(self, number: int) -> FetchedWindow:
-        """Return the window of a patch; earlier ones are dropped, and the next one begun."""
-        while not self._begun or self._begun[0].numbers[-1] < number:
-            if self._begun:
-                self._done(self._begun.popleft())
-            if not self._begun:
-                self._begin(next(self._left) if self._following is None else self._following)
-        if len(self._begun) == 1:
-            if self._following is None:
-                self._following = next(self._left, None)
-            following, room = self._following, self._loader._window_nbytes
-            if following is not None and following.nbytes + self._begun[0].nbytes <= room:
-                self._begin(following)
-        return self._begun[0]
-
-    def close(self) -> None:
-        """Drop all windows."""
-        self._left.close()
-        self._following = None
-        while self._begun:
-            self._done(self._begun.popleft())
-
-    def _begin(self, window: FetchedWindow) -> None:
-        self._following = None
-        window.begin()
-        self._begun.append(window)
-
-    def _done(self, window: FetchedWindow) -> None:
-        counts = self._loader._counts
-        counts["windows"] += 1
-        for one in window.arrays:
-            found = one.statistics()
-            counts["chunks_decoded"] += found.get("chunks_planned", 0)
-            counts["chunks_decoded"] -= found.get("chunks_missing", 0)
-            counts["bytes_read"] += found.get("bytes_fetched", 0)
-
-    def _wanted(self, epoch: int, batches: range) -> Generator[FetchedWindow]:
-        """Yield all windows that have patches of some batches of this rank."""
-        loader = self._loader
-        total, size = len(loader._order), loader._global
-        for window in loader._order.windows(epoch, batches.start * size):
-            number = window.first + np.arange(len(window))
-            of = number // size
-            count = np.minimum(size, total - of * size)
-            begin = of * size + count * loader._rank // loader._world
-            end = of * size + count * (loader._rank + 1) // loader._world
-            mine = (begin <= number) & (number < end) & (of >= batches.start) & (of < len(loader))
-            mine &= (of - batches.start) % batches.step == 0
-            (chosen,) = mine.nonzero()
-            if len(chosen):
-                yield from self._fitting(window, chosen)
-
-    def _fitting(self, window: Window, chosen: NDArray[np.int64]) -> Iterator[FetchedWindow]:
-        """Yield a window, or parts of it one after the other if it takes too much memory."""
-        loader = self._loader
-        found = FetchedWindow(window, loader._volumes[window.volume], chosen, loader._edge)
-        if found.nbytes <= loader._window_nbytes:
-            yield found
-        elif len(chosen) > 1:
-            for half in np.array_split(chosen, 2):
-                yield from self._fitting(window, half)
-        else:
-            raise gpustore.LimitError(
-                f"memory: a patch takes {found.nbytes} bytes, and {loader._window_nbytes} are left "
-                "beside the batches; choose more memory, or smaller patches"
-            )
-
-
-class _Cast:
-    """Conversion of the elements of one array."""
-
-    def __init__(self, dtype: np.dtype[Any], scale: tuple[float, float] | None) -> None:
-        self.dtype = dtype
-        self._scale = scale
-
-    @classmethod
-    def of(cls, array: PairedArray, dtype: Any, normalize: Any) -> _Cast:
-        """Return the conversion of an array, from parameters of the loader."""
-        if isinstance(dtype, Mapping):
-            dtype = dtype.get(array.name)
-        if isinstance(normalize, Mapping):
-            normalize = normalize.get(array.name)
-        scale = None
-        if normalize is not None:
-            low, high = (float(n) for n in normalize)
-            if not low < high:
-                raise ValueError(f"normalize: expected low < high, got {low} and {high}")
-            scale = low, high
-        found = np.dtype(dtype) if dtype is not None else array.dtype
-        if scale is not None and dtype is None:
-            found = np.dtype(np.float32)
-        if scale is not None and found.kind not in "fcV":
-            raise ValueError(
-                f"normalize: array {array.name!r} becomes {found}, which has no fractions; choose "
-                "a dtype of floating-point numbers"
-            )
-        return cls(found, scale)
-
-    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return converted values, those given if there is nothing to do."""
-        if self._scale is None:
-            return values.astype(self.dtype, copy=False)
-        low, high = self._scale
-        exact: Any = self.dtype if self.dtype.itemsize >= 4 else np.float32
-        found: NDArray[Any] = np.subtract(values, low, dtype=exact)
-        found *= found.dtype.type(1 / (high - low))
-        return found.astype(self.dtype, copy=False)
-
-
-def _given_to(library: str, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
-    """Return a function that makes arrays of a library from those of NumPy."""
-    if library == "numpy":
-        return lambda array: array
-    convert: Callable[[NDArray[Any]], Any] = registry.guest(library).conversion(
-        gpustore.dtype(dtype)
-    )
-    return convert
+            reads.close()
 
 
 def _named(arrays: Arrays) -> Mapping[str, gpustore.TensorStore]:
