@@ -30,6 +30,7 @@ PUBLIC = {
     "gpustore.index_space",
     "gpustore.loader",
     "gpustore.ocdbt",
+    "gpustore.ome",
     "gpustore.schema",
 }
 

@@ -43,6 +43,7 @@ ROOMS = (
     "__init__",
     "interop",
     "sources",
+    "ome",
     "copying",
     "loader",
     "cli",
@@ -217,7 +218,10 @@ def test_only_the_registry_imports_by_name():
     assert wrong == []
 
 
-@each("guest", ["gpustore.cli", "gpustore.copying", "gpustore.interop", "gpustore.loader"])
+GUESTS = [f"gpustore.{room}" for room in ("cli", "copying", "interop", "loader", "ome")]
+
+
+@each("guest", GUESTS)
 def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
     # of a notebook; commands open arrays as copies do.

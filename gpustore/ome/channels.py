@@ -1,0 +1,112 @@
+"""Channels of an image: names, colours and windows of contrast.
+
+Source: OME-NGFF 0.4 to 0.6, "omero" metadata (transitional).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpustore import MetadataError
+from gpustore.ome.members import at, items, json_object, kind, number, optional, text
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Values between black and full colour.
+
+    Attributes
+    ----------
+    start, end : float
+        Value shown black, and value shown in full colour.
+    min, max : float
+        Range of values that an adjustment offers.
+    """
+
+    start: float
+    end: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """How a channel is called and shown.
+
+    Attributes
+    ----------
+    name : str
+        Label; empty if there is none.
+    color : str or None
+        Six hexadecimal digits, red, green and blue.
+    window : Window or None
+        Window of contrast.
+    active : bool
+        Whether it is shown at first.
+    """
+
+    name: str
+    color: str | None
+    window: Window | None
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Omero:
+    """Rendering settings of an image.
+
+    Attributes
+    ----------
+    channels : tuple of Channel
+        One for each index of the channel axis.
+    json : dict
+        The member ``omero`` as it is stored.
+    """
+
+    channels: tuple[Channel, ...]
+    json: Mapping[str, Any]
+
+    def window(self, channel: str) -> Window | None:
+        """Return the window of contrast of a channel by name."""
+        return next(one.window for one in self.channels if one.name == channel)
+
+
+def omero(ome: Mapping[str, Any], where: str) -> Omero | None:
+    """Return the rendering settings among the OME members of a group, None if there are none.
+
+    Raises
+    ------
+    MetadataError
+        If a member is not as the specification has it.
+    """
+    if "omero" not in ome:
+        return None
+    where = at(where, "omero")
+    stored = json_object(ome["omero"], where)
+    channels = []
+    for position, one in enumerate(items(stored, "channels", where)):
+        place = f"{where}.channels[{position}]"
+        channel = json_object(one, place)
+        color = optional(channel, "color", str, place)
+        if color is not None and not re.fullmatch("#?[0-9A-Fa-f]{6}", color):
+            raise MetadataError(
+                f"{place}.color: expected six hexadecimal digits, got {kind(color)}"
+            )
+        window = None
+        if channel.get("window") is not None:
+            inner = json_object(channel["window"], f"{place}.window")
+            bounds = [
+                number(inner, name, f"{place}.window") for name in ("start", "end", "min", "max")
+            ]
+            window = Window(*bounds)
+        active = optional(channel, "active", bool, place)
+        channels.append(
+            Channel(
+                *(text(channel, "label", place, ""), color and color.lstrip("#").upper()),
+                *(window, active is not False),
+            )
+        )
+    return Omero(tuple(channels), stored)

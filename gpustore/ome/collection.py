@@ -1,0 +1,72 @@
+"""Collections: images of one file that bioformats2raw converted.
+
+Source: OME-NGFF 0.4 to 0.6, "bioformats2raw.layout" (transitional).
+"""
+
+from __future__ import annotations
+
+import gpustore
+from gpustore import NotFoundError
+from gpustore.ome.members import items, json_object, kind
+from gpustore.ome.multiscale import ome_of
+from gpustore.ome.plate import Images
+
+LAYOUT = 3
+
+
+class Collection:
+    """Images of one converted file; see :func:`gpustore.ome.open`.
+
+    Attributes
+    ----------
+    group : Group
+        Group of the collection.
+    version : str
+        Version of OME-Zarr.
+    images : sequence of Image
+        Images in the order of the file; each is opened when it is asked for.
+    """
+
+    def __init__(self, group: gpustore.Group) -> None:
+        where = f"{group.url}: "
+        self.version, ome = ome_of(group.attrs, where)
+        layout = ome["bioformats2raw.layout"]
+        if layout != LAYOUT:
+            raise gpustore.UnsupportedError(
+                f"{where}bioformats2raw.layout: {kind(layout)} is not read, only {LAYOUT} is"
+            )
+        self.group = group
+        self.images = Images(group, _series(group) or _numbered(group))
+
+    @property
+    def url(self) -> str:
+        """URL of the group."""
+        return self.group.url
+
+    def __repr__(self) -> str:
+        return f"<Collection OME-Zarr {self.version}, {len(self.images)} images, {self.url}>"
+
+
+def _series(group: gpustore.Group) -> list[str]:
+    """Return the paths that the group ``OME`` states, none if it does not."""
+    try:
+        listed = group["OME"]
+    except NotFoundError:
+        return []
+    attributes = listed.attrs
+    ome = json_object(attributes.get("ome", attributes), f"{group.url}/OME: ome")
+    if "series" not in ome:
+        return []
+    paths = items(ome, "series", f"{group.url}/OME: ")
+    for path in paths:
+        if not isinstance(path, str):
+            raise gpustore.MetadataError(f"{group.url}/OME: series: expected paths, got {path!r}")
+    return paths
+
+
+def _numbered(group: gpustore.Group) -> list[str]:
+    """Return ``"0"``, ``"1"`` and so on, as long as there are such groups."""
+    paths: list[str] = []
+    while str(len(paths)) in group:
+        paths.append(str(len(paths)))
+    return paths

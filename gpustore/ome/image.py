@@ -1,0 +1,307 @@
+"""Images: levels of one picture at several resolutions, channels and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+import gpustore
+from gpustore import MetadataError, NotFoundError
+from gpustore.display.nbytes import nbytes_of
+from gpustore.ome.channels import Omero, omero
+from gpustore.ome.level import Level
+from gpustore.ome.members import items, kind
+from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
+from gpustore.ome.transforms import AxisTransform
+from gpustore.ome.units import Range, Unit, um
+
+_SLACK: Final = 1 + 1e-6
+"""Relative error of decimal fractions that sizes of pixels may have."""
+
+
+class Image:
+    """An OME-Zarr image; see :func:`gpustore.ome.open`.
+
+    Attributes
+    ----------
+    group : Group
+        Group of the image.
+    """
+
+    def __init__(
+        self, group: gpustore.Group, metadata: Multiscale, rendering: Omero | None
+    ) -> None:
+        self.group = group
+        self._metadata = metadata
+        self._omero = rendering
+        self._levels = tuple(
+            Level(group, number, path, metadata.axes, transform, self.channels)
+            for number, (path, transform) in enumerate(metadata.levels.items())
+        )
+
+    @classmethod
+    def of_group(cls, group: gpustore.Group) -> Image:
+        """Return the image of a group that is open already.
+
+        Raises
+        ------
+        MetadataError, UnsupportedError
+            As :func:`gpustore.ome.open` does.
+        """
+        where = f"{group.url}: "
+        version, ome = ome_of(group.attrs, where)
+        below = f"{where}ome" if "ome" in group.attrs else where
+        return cls(group, multiscale(ome, version, below), omero(ome, below))
+
+    @property
+    def url(self) -> str:
+        """URL of the group."""
+        return self.group.url
+
+    @property
+    def version(self) -> str:
+        """Version of OME-Zarr: ``"0.4"``, ``"0.5"`` or ``"0.6"``."""
+        return self._metadata.version
+
+    @property
+    def name(self) -> str:
+        """Name of the image; empty if it has none."""
+        return self._metadata.name
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes, in the order of the dimensions."""
+        return tuple(axis.name for axis in self._metadata.axes)
+
+    @property
+    def all_axes(self) -> tuple[Axis, ...]:
+        """Axes with their types and units."""
+        return self._metadata.axes
+
+    @property
+    def units(self) -> dict[str, str | None]:
+        """Names of the units by axis; None where none is stated."""
+        return {
+            axis.name: None if axis.unit is None else axis.unit.name for axis in self._metadata.axes
+        }
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels, from the finest to the coarsest."""
+        return self._levels
+
+    @property
+    def omero(self) -> Omero | None:
+        """Rendering settings, None if there are none."""
+        return self._omero
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the channels in order; empty without rendering settings."""
+        return () if self._omero is None else tuple(one.name for one in self._omero.channels)
+
+    @cached_property
+    def labels(self) -> Mapping[str, Image]:
+        """Label images by name, each opened when it is asked for; empty if there are none."""
+        return _Labels(self.group)
+
+    # ---- coordinate systems of 0.6
+
+    @property
+    def coordinate_system(self) -> str:
+        """Name of the coordinate system of scales and translations; empty before 0.6."""
+        return self._metadata.system
+
+    @property
+    def coordinate_systems(self) -> tuple[str, ...]:
+        """Names of all coordinate systems; none before 0.6."""
+        return tuple(self._metadata.systems)
+
+    @property
+    def transformations(self) -> tuple[Transformation, ...]:
+        """Transformations between coordinate systems, as they are stored; none before 0.6."""
+        return self._metadata.transformations
+
+    def in_system(self, name: str) -> Image:
+        """Return the image with scales, translations and axes of another coordinate system.
+
+        Raises
+        ------
+        MetadataError
+            If there is no such system, no transformation to it, or its axes are others in number.
+        UnsupportedError
+            If a transformation on the way is more than a scale and a translation of each axis:
+            :attr:`transformations` has it as it is stored, and nothing is resampled.
+        """
+        where = f"{self.url}: multiscales[0].coordinateTransformations"
+        after: AxisTransform = self._metadata.transform_to(name, where)
+        axes = self._metadata.systems[name]
+        if len(axes) != len(self._metadata.axes):
+            raise MetadataError(
+                f"{where}: {name!r} has {len(axes)} axes, the arrays have {len(self.axes)}"
+            )
+        before = self._metadata
+        levels = {path: transform.then(after) for path, transform in before.levels.items()}
+        changed = Multiscale(
+            *(before.version, before.name, name, axes, levels),
+            *(before.systems, before.transformations),
+        )
+        return Image(self.group, changed, self._omero)
+
+    # ---- choice of a level
+
+    def level(
+        self,
+        number: int | None = None,
+        *,
+        pixel_size: float | Range | Mapping[str, float | Range] | None = None,
+        max_bytes: int | str | None = None,
+    ) -> Level:
+        """Choose a level: by number, by the size of its pixels, or by the bytes it takes.
+
+        Parameters
+        ----------
+        number : int, optional
+            Position among the levels, 0 is the finest; negative numbers count from the coarsest.
+        pixel_size : float, Range or dict, optional
+            The coarsest level whose elements are not further apart than this, by axis, or along
+            all axes of space. A number is in micrometres for lengths, and in the unit of the axis
+            for others and where the axis has none; ``ome.nm(650)`` has its own unit.
+        max_bytes : int or str, optional
+            The finest level that takes at most so many bytes, such as ``"2 GiB"``.
+
+        Raises
+        ------
+        TypeError
+            If not exactly one of the three is given.
+        IndexError
+            If there is no level of that number.
+        ValueError
+            If no level is as fine or as small as asked, or an axis or unit does not fit.
+        """
+        given = [one for one in (number, pixel_size, max_bytes) if one is not None]
+        if len(given) != 1:
+            raise TypeError("expected exactly one of a number, pixel_size= and max_bytes=")
+        if number is not None:
+            count = len(self._levels)
+            if not -count <= number < count:
+                raise IndexError(f"level {number}: the image has {count}, counted from 0")
+            return self._levels[number]
+        if max_bytes is None:
+            assert pixel_size is not None
+            return self._of_pixel_size(pixel_size)
+        most = nbytes_of(max_bytes, "max_bytes")
+        for level in self._levels:
+            if level.nbytes <= most:
+                return level
+        smallest = min(self._levels, key=lambda level: level.nbytes)
+        raise ValueError(
+            f"no level takes at most {most} bytes; the smallest, {smallest.number}, takes "
+            f"{smallest.nbytes}"
+        )
+
+    def _of_pixel_size(self, wanted: float | Range | Mapping[str, float | Range]) -> Level:
+        if not isinstance(wanted, Mapping):
+            space = [axis.name for axis in self._metadata.axes if axis.type == "space"]
+            wanted = dict.fromkeys(space, wanted)
+        sizes = {}
+        for name, size in wanted.items():
+            axis = next((one for one in self._metadata.axes if one.name == name), None)
+            if axis is None:
+                raise ValueError(f"no axis {name!r}; axes are {', '.join(self.axes)}")
+            sizes[name] = _in_unit(size, axis) * _SLACK
+        fine = [
+            level
+            for level in self._levels
+            if all(level.scale[name] <= size for name, size in sizes.items())
+        ]
+        if not fine:
+            here = self._levels[0]
+            there = ", ".join(
+                f"{axis.name} {here.scale[axis.name]:g} {axis.unit.symbol if axis.unit else ''}"
+                for axis in self._metadata.axes
+                if axis.name in sizes
+            )
+            raise ValueError(
+                f"no level has pixels as small as asked; those of the finest are {there.rstrip()}; "
+                "image.level(0) takes it"
+            )
+        return fine[-1]
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        count = len(self._levels)
+        return (
+            f"<Image{name} OME-Zarr {self.version}, axes {', '.join(self.axes)}, {count} "
+            f"level{'s' * (count != 1)}, {self.url}>"
+        )
+
+
+class _Labels(Mapping[str, Image]):
+    """Label images of an image by name."""
+
+    def __init__(self, group: gpustore.Group) -> None:
+        self._group = group
+        self._opened: dict[str, Image] = {}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        try:
+            labels = self._group["labels"]
+        except NotFoundError:
+            return []
+        where = f"{self._group.url}/labels: "
+        if not isinstance(labels, gpustore.Group):
+            raise MetadataError(f"{where}expected a group, found an array")
+        _, ome = ome_of(labels.attrs, where)
+        if "labels" not in ome:
+            return []
+        found = items(ome, "labels", f"{where}ome" if "ome" in labels.attrs else where)
+        for one in found:
+            if not isinstance(one, str):
+                raise MetadataError(f"{where}labels: expected names, got {kind(one)}")
+        return found
+
+    def __getitem__(self, name: str) -> Image:
+        if name not in self._names:
+            there = ", ".join(self._names) or "there are none"
+            raise NotFoundError(f"{self._group.url}: no label image {name!r}; labels: {there}")
+        if name not in self._opened:
+            group = self._group[f"labels/{name}"]
+            if not isinstance(group, gpustore.Group):
+                raise MetadataError(f"{self._group.url}/labels/{name}: expected a group")
+            self._opened[name] = Image.of_group(group)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<labels {', '.join(map(repr, self._names)) or 'none'}>"
+
+
+def _in_unit(size: float | Range, axis: Axis) -> float:
+    """Return the size of a pixel in the unit of an axis."""
+    if isinstance(size, Range):
+        if size.stop is not None:
+            raise ValueError(f"{axis.name}: expected one size, got the range {size}")
+        given: Unit | None = size.unit
+        value = size.start
+    else:
+        value, given = float(size), um
+        if axis.unit is None or um.factor_to(axis.unit) is None:
+            given = axis.unit
+    if not value > 0:
+        raise ValueError(f"{axis.name}: expected a positive size, got {size}")
+    if given is None:
+        return value
+    if axis.unit is None:
+        raise ValueError(f"{axis.name}: the axis has no unit; give the size as a number")
+    factor = given.factor_to(axis.unit)
+    if factor is None:
+        raise ValueError(f"{axis.name}: the unit is {axis.unit.name}, not {given.name}")
+    return value * factor

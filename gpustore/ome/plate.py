@@ -1,0 +1,212 @@
+"""Plates of wells, and wells of fields, each an image.
+
+Source: OME-NGFF 0.4 to 0.6, "plate" and "well" metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import gpustore
+from gpustore import MetadataError, NotFoundError
+from gpustore.ome.image import Image
+from gpustore.ome.members import at, items, json_object, optional, text
+from gpustore.ome.multiscale import ome_of
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """One run of a microscope over a plate.
+
+    Attributes
+    ----------
+    id : int
+        Number by which fields name it.
+    name : str
+        Name; empty if it has none.
+    json : dict
+        All that is stored of it.
+    """
+
+    id: int
+    name: str
+    json: Mapping[str, Any]
+
+
+class Plate:
+    """A plate of wells; see :func:`gpustore.ome.open`.
+
+    Attributes
+    ----------
+    group : Group
+        Group of the plate.
+    version : str
+        Version of OME-Zarr.
+    name : str
+        Name; empty if it has none.
+    rows, columns : tuple of str
+        Names of the rows and columns.
+    acquisitions : tuple of Acquisition
+        Acquisitions; none if they are not stated.
+    wells : mapping of str to Well
+        Wells by path, such as ``"B/03"``; each is opened when it is asked for.
+    """
+
+    def __init__(self, group: gpustore.Group) -> None:
+        where = f"{group.url}: "
+        self.version, ome = ome_of(group.attrs, where)
+        where = at(f"{where}ome" if "ome" in group.attrs else where, "plate")
+        plate = json_object(ome.get("plate"), where)
+        self.group = group
+        self.name: str = text(plate, "name", where, "")
+        self.rows = _names(plate, "rows", where)
+        self.columns = _names(plate, "columns", where)
+        self.acquisitions = tuple(
+            _acquisition(one, f"{where}.acquisitions[{number}]")
+            for number, one in enumerate(optional(plate, "acquisitions", list, where) or ())
+        )
+        paths: dict[str, None] = {}
+        for number, one in enumerate(items(plate, "wells", where)):
+            place = f"{where}.wells[{number}]"
+            path = text(json_object(one, place), "path", place).strip("/")
+            if path in paths:
+                raise MetadataError(f"{place}.path: {path!r} stands twice")
+            paths[path] = None
+        self.wells: Mapping[str, Well] = _Wells(group, list(paths))
+
+    @property
+    def url(self) -> str:
+        """URL of the group."""
+        return self.group.url
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return (
+            f"<Plate{name} OME-Zarr {self.version}, {len(self.rows)} rows, "
+            f"{len(self.columns)} columns, {len(self.wells)} wells, {self.url}>"
+        )
+
+
+class Well:
+    """A well of a plate; see :func:`gpustore.ome.open`.
+
+    Attributes
+    ----------
+    group : Group
+        Group of the well.
+    version : str
+        Version of OME-Zarr.
+    fields : sequence of Image
+        Fields of view; each is opened when it is asked for.
+    acquisitions : tuple of int or None
+        Number of the acquisition of each field; None where it is not stated.
+    """
+
+    def __init__(self, group: gpustore.Group) -> None:
+        where = f"{group.url}: "
+        self.version, ome = ome_of(group.attrs, where)
+        where = at(f"{where}ome" if "ome" in group.attrs else where, "well")
+        well = json_object(ome.get("well"), where)
+        self.group = group
+        paths, acquisitions = [], []
+        for number, one in enumerate(items(well, "images", where)):
+            place = f"{where}.images[{number}]"
+            paths.append(text(json_object(one, place), "path", place))
+            acquisitions.append(optional(one, "acquisition", int, place))
+        self.fields: Sequence[Image] = Images(group, paths)
+        self.acquisitions: tuple[int | None, ...] = tuple(acquisitions)
+
+    @property
+    def url(self) -> str:
+        """URL of the group."""
+        return self.group.url
+
+    def __repr__(self) -> str:
+        return f"<Well OME-Zarr {self.version}, {len(self.fields)} fields, {self.url}>"
+
+
+class Images(Sequence[Image]):
+    """Images below a group, each opened when it is asked for."""
+
+    def __init__(self, group: gpustore.Group, paths: Sequence[str]) -> None:
+        self._group = group
+        self.paths = tuple(paths)
+        self._opened: dict[str, Image] = {}
+
+    @overload
+    def __getitem__(self, index: int) -> Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> Images: ...
+    def __getitem__(self, index: int | slice) -> Image | Images:
+        """Open the image of a number, or choose some."""
+        if isinstance(index, slice):
+            return Images(self._group, self.paths[index])
+        path = self.paths[index]
+        if path not in self._opened:
+            self._opened[path] = Image.of_group(member_group(self._group, path))
+        return self._opened[path]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} images of {self._group.url}>"
+
+
+class _Wells(Mapping[str, Well]):
+    """Wells of a plate by path."""
+
+    def __init__(self, group: gpustore.Group, paths: list[str]) -> None:
+        self._group = group
+        self._paths = dict.fromkeys(paths)
+        self._opened: dict[str, Well] = {}
+
+    def __getitem__(self, path: str) -> Well:
+        if path not in self._paths:
+            some = ", ".join(list(self._paths)[:8]) + ", ..." * (len(self._paths) > 8)
+            raise NotFoundError(f"{self._group.url}: no well {path!r}; wells: {some}")
+        if path not in self._opened:
+            self._opened[path] = Well(member_group(self._group, path))
+        return self._opened[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} wells of {self._group.url}>"
+
+
+def member_group(group: gpustore.Group, path: str) -> gpustore.Group:
+    """Open a group below a group.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing at the path.
+    MetadataError
+        If there is an array.
+    """
+    found = group[path]
+    if not isinstance(found, gpustore.Group):
+        raise MetadataError(f"{group.url}/{path}: expected a group, found an array")
+    return found
+
+
+def _names(plate: Mapping[str, Any], member: str, where: str) -> tuple[str, ...]:
+    found = []
+    for number, one in enumerate(items(plate, member, where)):
+        place = f"{where}.{member}[{number}]"
+        found.append(text(json_object(one, place), "name", place))
+    return tuple(found)
+
+
+def _acquisition(one: Any, where: str) -> Acquisition:
+    number = optional(json_object(one, where), "id", int, where)
+    if number is None:
+        raise MetadataError(f"{where}.id: expected an integer, it is missing")
+    return Acquisition(number, text(one, "name", where, ""), one)

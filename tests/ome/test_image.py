@@ -1,0 +1,272 @@
+"""Images: metadata of three versions, choice of levels, labels, and errors that name members."""
+
+import copy
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore import ome
+from tests.ome.files import (
+    AXES,
+    VALUES,
+    image_attributes,
+    stated,
+    write_group,
+    write_image,
+)
+
+VERSIONS = ["0.4", "0.5", "0.6"]
+
+
+@pytest.fixture
+def context():
+    return gpustore.Context()
+
+
+def opened(attributes, version="0.5"):
+    context = gpustore.Context()
+    write_group("memory://a/", version, attributes, context)
+    return ome.open("memory://a/", context=context)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_image_of_each_version(version, context):
+    write_image("memory://a/", version, context)
+    image = ome.open("memory://a/", context=context)
+    assert (image.version, image.name, image.axes) == (version, "cells", ("c", "z", "y", "x"))
+    assert image.units == {"c": None, **dict.fromkeys("zyx", "micrometer")}
+    assert image.channels == ("DAPI", "GFP")
+    assert image.omero.window("GFP") == ome.Window(10, 100, 0, 65535)
+    assert [level.shape for level in image.levels] == [(2, 8, n, n) for n in (32, 16, 8)]
+    assert image.levels[2].scale == {"c": 1, "z": 2, "y": 2, "x": 2}
+    assert image.levels[2].translation == {"c": 0, "z": 0, "y": 0.75, "x": 0.75}
+    assert image.levels[0].chunks == (1, 4, 16, 16)
+    assert image.levels[1].store.domain.labels == image.axes
+    assert np.array_equal(image.levels[0].read().result(), VALUES)
+    assert list(image.labels) == []
+    assert f"OME-Zarr {version}, axes c, z, y, x, 3 levels" in repr(image)
+
+
+def test_group_transformations_come_after_those_of_a_level(context):
+    after = [
+        {"type": "scale", "scale": [1, 1, 10, 10]},
+        {"type": "translation", "translation": [0, 5, 0, 1]},
+    ]
+    write_image("memory://a/", "0.5", context, coordinateTransformations=after)
+    level = ome.open("memory://a/", context=context).level(1)
+    assert level.scale == {"c": 1, "z": 2, "y": 10, "x": 10}
+    assert level.translation == {"c": 0, "z": 5, "y": 2.5, "x": 3.5}
+
+
+def test_coordinate_systems_of_06(context):
+    rotation = {"type": "rotation", "rotation": [[0, 1], [1, 0]]}
+    shift = {"type": "translation", "translation": [0, 1, 2, 3]}
+    between = [
+        {**shift, "input": {"name": "physical"}, "output": {"name": "stage"}},
+        {**rotation, "input": {"name": "stage"}, "output": {"name": "atlas"}},
+        {"type": "scale", "scale": [1, 2, 4, 8], "input": "room", "output": "stage"},
+        {"type": "identity", "input": {"name": "table"}, "output": {"name": "table"}},
+    ]
+    systems = [
+        {"name": name, "axes": AXES} for name in ("physical", "stage", "atlas", "room", "table")
+    ]
+    more = {"coordinateSystems": systems, "coordinateTransformations": between}
+    write_image("memory://a/", "0.6", context, **more)
+    image = ome.open("memory://a/", context=context)
+    assert image.coordinate_system == "physical"
+    assert image.coordinate_systems == ("physical", "stage", "atlas", "room", "table")
+    assert image.transformations[1].json["rotation"] == [[0, 1], [1, 0]]
+    assert image.in_system("physical").level(0).scale == image.level(0).scale
+    stage = image.in_system("stage")
+    assert stage.coordinate_system == "stage"
+    assert list(stage.level(0).translation.values()) == [0, 1, 2, 3]
+    room = image.in_system("room").level(0)  # back along a scale
+    assert list(room.scale.values()) == [1, 1, 0.125, 0.0625]
+    assert list(room.translation.values()) == [0, 0.5, 0.5, 0.375]
+    with pytest.raises(gpustore.UnsupportedError, match=r"stage to atlas.*'rotation'.*resample"):
+        image.in_system("atlas")
+    with pytest.raises(gpustore.MetadataError, match="no transformation leads from physical to"):
+        image.in_system("table")
+    with pytest.raises(gpustore.MetadataError, match="no coordinate system 'moon'"):
+        image.in_system("moon")
+
+
+def test_choice_of_a_level(context):
+    write_image("memory://a/", "0.5", context)
+    image = ome.open("memory://a/", context=context)
+    assert [image.level(n).number for n in (0, 2, -1)] == [0, 2, 2]
+    for size, number in (
+        ({"y": 0.5, "x": 0.5}, 0), ({"y": 0.99}, 0), ({"y": 1, "x": 1}, 1), ({"y": 1, "x": 0.5}, 0),
+        ({"x": 100}, 2), ({"x": ome.nm(1000)}, 1), (2, 2), (ome.mm(0.002), 2), ({"c": 1}, 2),
+        ({"x": 0.9999999999}, 1),
+    ):  # fmt: skip
+        assert image.level(pixel_size=size).number == number
+    for most, number in ((10**9, 0), ("32 KiB", 0), (32767, 1), ("2 KiB", 2)):
+        assert image.level(max_bytes=most).number == number
+    with pytest.raises(ValueError, match=r"those of the finest are z 2 µm, y 0.5 µm, x 0.5 µm"):
+        image.level(pixel_size=1)
+    for wrong, text in (
+        ({"x": ome.s(1)}, "x: the unit is micrometer, not second"),
+        ({"c": ome.um(1)}, "c: the axis has no unit"),
+        ({"x": ome.um(1, 2)}, "x: expected one size"),
+        ({"x": 0}, "x: expected a positive size"),
+        ({"q": 1}, "no axis 'q'; axes are c, z, y, x"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            image.level(pixel_size=wrong)
+    with pytest.raises(ValueError, match="at most 10 bytes; the smallest, 2, takes 2048"):
+        image.level(max_bytes=10)
+    with pytest.raises(IndexError, match="level 3: the image has 3"):
+        image.level(3)
+    for wrong in ({}, {"number": 1, "max_bytes": 3}):
+        with pytest.raises(TypeError, match="exactly one"):
+            image.level(**wrong)
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_labels_are_found_without_a_listing(version, context):
+    group = write_image("memory://a/", version, context)
+    labels = group.create_group("labels", attributes=stated(version, labels=["nuclei", "gone"]))
+    labels.result()
+    image = ome.open("memory://a/", context=context)
+    write_image("memory://a/labels/nuclei/", version, context)
+    assert list(image.labels) == ["nuclei", "gone"]
+    assert image.labels["nuclei"].level(0).shape == (2, 8, 32, 32)
+    assert image.labels["nuclei"] is image.labels["nuclei"]
+    with pytest.raises(gpustore.NotFoundError, match=r"no label image 'cells'; .* nuclei, gone"):
+        image.labels["cells"]
+    with pytest.raises(gpustore.NotFoundError, match="gone"):
+        image.labels["gone"]
+    with pytest.raises(gpustore.MetadataError, match=r"names label images \(nuclei, gone\)"):
+        ome.open("memory://a/labels/", context=context)
+    assert ome.open("memory://a/labels/nuclei/", context=context).version == version
+
+
+def test_a_zip_archive(tmp_path):
+    write_image(tmp_path / "a.zarr")
+    with zipfile.ZipFile(tmp_path / "a.ozx", "w") as archive:
+        for folder, _, names in os.walk(tmp_path / "a.zarr"):
+            for name in names:
+                file = os.path.join(folder, name)
+                archive.write(file, os.path.relpath(file, tmp_path / "a.zarr"))
+    image = ome.open(tmp_path / "a.ozx")
+    assert np.array_equal(image.level(0).read().result(), VALUES)
+
+
+def changed(path, value):
+    """Attributes of 0.5 with one member changed, or removed by ``...``."""
+    attributes = copy.deepcopy(image_attributes("0.5"))
+    *way, last = path
+    here = attributes["ome"]
+    for step in way:
+        here = here[step]
+    if value is ...:
+        del here[last]
+    else:
+        here[last] = value
+    return attributes
+
+
+FIRST = ("multiscales", 0)
+LEVEL = (*FIRST, "datasets", 1, "coordinateTransformations")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("multiscales",), [], r"ome.multiscales: expected a list that is not empty, got an empty"),
+        (("multiscales",), {}, r"ome.multiscales: expected a list that is not empty, got an obj"),
+        (FIRST, 3, r"ome.multiscales\[0\]: expected an object, got 3"),
+        ((*FIRST, "axes"), ..., r"multiscales\[0\].axes: expected a list .*, it is missing"),
+        ((*FIRST, "axes", 1, "name"), ..., r"axes\[1\].name: expected a string, it is missing"),
+        ((*FIRST, "axes", 1, "name"), "x", r"axes\[3\].name: 'x' stands twice"),
+        ((*FIRST, "axes", 1, "unit"), 5, r"axes\[1\].unit: expected a string, got 5"),
+        ((*FIRST, "name"), 5, r"multiscales\[0\].name: expected a string, got 5"),
+        ((*FIRST, "datasets"), ..., r"datasets: expected a list that is not empty, it is missing"),
+        ((*FIRST, "datasets", 2, "path"), "0", r"datasets\[2\].path: '0' stands twice"),
+        ((*FIRST, "datasets", 2, "path"), None, r"datasets\[2\].path: expected a string, got null"),
+        (LEVEL, ..., r"datasets\[1\].coordinateTransformations: expected a list .* missing"),
+        ((*LEVEL, 0, "scale"), [1, 2], r"\[0\].scale: expected 4 numbers, one for each axis, got"),
+        ((*LEVEL, 0, "scale"), [1, 2, 0, 1], r"scale: expected positive numbers"),
+        ((*LEVEL, 0, "scale"), [1, 2, "3", 1], r"scale: expected numbers, got '3'"),
+        ((*LEVEL, 0, "scale"), [1, 2, True, 1], r"scale: expected numbers, got True"),
+        ((*LEVEL, 0, "scale"), [1, 2, 10**400, 1], r"scale: expected finite numbers"),
+        ((*LEVEL, 1, "translation"), ..., r"\[1\].translation: expected 4 numbers.*got null"),
+        ((*LEVEL, 0), 7, r"coordinateTransformations\[0\]: expected an object with a \"type\""),
+        (("version",), 5, r"ome.version: expected '0.5' or '0.6', got 5"),
+        (("version",), "0.4", r"ome.version: expected '0.5' or '0.6', got '0.4'"),
+        (("omero", "channels"), 1, r"omero.channels: expected a list"),
+        (("omero", "channels", 0, "color"), "red", r"channels\[0\].color: expected six hexadec"),
+        (("omero", "channels", 0, "window", "end"), "x", r"window.end: expected a number, got 'x'"),
+    ],
+)
+def test_wrong_members_are_named(path, value, text):
+    with pytest.raises(gpustore.MetadataError, match=text):
+        opened(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("version",), "0.9", r"ome.version: '0.9' is not read, only 0.4, 0.5 and 0.6 are"),
+        ((*LEVEL, 0, "type"), "affine", r"\[0\]: a transformation of type 'affine' is not applied"),
+    ],
+)
+def test_unsupported_members_are_named(path, value, text):
+    with pytest.raises(gpustore.UnsupportedError, match=text):
+        opened(changed(path, value))
+
+
+def test_wrong_levels_of_06_are_named():
+    attributes = image_attributes("0.6")
+    datasets = attributes["ome"]["multiscales"][0]["datasets"]
+    step = datasets[1]["coordinateTransformations"][0]
+    step["output"] = {"name": "moon"}
+    with pytest.raises(gpustore.MetadataError, match=r"no coordinate system 'moon'"):
+        opened(attributes, "0.6")
+    attributes["ome"]["multiscales"][0]["coordinateSystems"].append({"name": "moon", "axes": AXES})
+    with pytest.raises(gpustore.MetadataError, match="expected 'physical' as before, got 'moon'"):
+        opened(attributes, "0.6")
+    step["output"] = {"name": "physical"}
+    datasets[1]["coordinateTransformations"] = [step, step]
+    with pytest.raises(gpustore.MetadataError, match="expected 1 transformation, got 2"):
+        opened(attributes, "0.6")
+    nested = {"type": "identity"}
+    for _ in range(20):
+        nested = {"type": "sequence", "transformations": [nested]}
+    datasets[1]["coordinateTransformations"] = [{**nested, "output": {"name": "physical"}}]
+    with pytest.raises(gpustore.MetadataError, match="more than 16 sequences inside each other"):
+        opened(attributes, "0.6")
+
+
+def test_what_is_no_image_says_what_it_is(context):
+    write_group("memory://a/", "0.5", {"mine": 1}, context)
+    with pytest.raises(gpustore.MetadataError, match=r"multiscales, plate, well .* found 'mine'"):
+        ome.open("memory://a/", context=context)
+    with pytest.raises(gpustore.NotFoundError):
+        ome.open("memory://b/", context=context)
+
+
+def test_arrays_that_do_not_fit_the_axes(context):
+    group = write_image("memory://a/", "0.5", context)
+    group.delete("1").result()
+    group.create_array("1", shape=(4, 4), dtype="uint8").result()
+    group.delete("2").result()
+    image = ome.open("memory://a/", context=context)
+    with pytest.raises(gpustore.MetadataError, match=r"level 1, path '1': .* 2 dimensions"):
+        image.level(1).store  # noqa: B018
+    with pytest.raises(gpustore.NotFoundError, match="2"):
+        image.level(2).store  # noqa: B018
+    group.create_group("2").result()
+    image = ome.open("memory://a/", context=context)
+    with pytest.raises(gpustore.MetadataError, match="level 2, path '2': expected an array"):
+        image.level(2).store  # noqa: B018
+
+
+def test_a_path_out_of_the_group_is_refused():
+    image = opened(changed((*FIRST, "datasets", 0, "path"), "../x"))
+    with pytest.raises(gpustore.InvalidKeyError, match=r"\.\."):
+        image.level(0).store  # noqa: B018
