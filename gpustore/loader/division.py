@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,14 +64,36 @@ class Division:
         count = min(self.size, self.total - batch * self.size)
         return count * (self.rank + 1) // self.world - count * self.rank // self.world
 
-    def chosen(self, window: Window, batches: range) -> Integers:
-        """Return which patches of a window are in this rank's parts of some batches; ascending."""
-        number = window.first + np.arange(len(window))
-        of = number // self.size
-        count = np.minimum(self.size, self.total - of * self.size)
-        begin = of * self.size + count * self.rank // self.world
-        end = of * self.size + count * (self.rank + 1) // self.world
-        mine = (begin <= number) & (number < end) & (of >= batches.start) & (of < batches.stop)
-        mine &= (of - batches.start) % batches.step == 0
-        found: Integers = mine.nonzero()[0]
-        return found
+    def chosen(
+        self, window: Window, batches: range, strata: Callable[[Integers], Integers]
+    ) -> tuple[Integers, Integers]:
+        """Return which patches of a window are in this rank's parts of some batches.
+
+        Parameters
+        ----------
+        window : Window
+        batches : range
+            Numbers of the batches.
+        strata : callable
+            Returns numbers by which the patches of a batch are sorted, and then divided, for their
+            numbers in the epoch.
+
+        Returns
+        -------
+        ndarray of int64, ndarray of int64, both of shape (n,)
+            Numbers of the patches within the window, ascending, and the row of each in this rank's
+            part of its batch.
+        """
+        begin = max(window.first // self.size, batches.start) * self.size
+        end = min(-(-(window.first + len(window)) // self.size), batches.stop) * self.size
+        number = np.arange(begin, min(end, self.total))
+        batch = number // self.size
+        row = np.empty_like(number)
+        row[np.lexsort((strata(number), batch))] = number
+        count = np.minimum(self.size, self.total - batch * self.size)
+        row -= batch * self.size + count * self.rank // self.world
+        size = count * (self.rank + 1) // self.world - count * self.rank // self.world
+        at = number - window.first
+        chosen = (row >= 0) & (row < size) & ((batch - batches.start) % batches.step == 0)
+        chosen &= (at >= 0) & (at < len(window))
+        return at[chosen], row[chosen]

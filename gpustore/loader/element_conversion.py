@@ -51,15 +51,18 @@ class ElementConversion:
             )
         return cls(found, scale)
 
-    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return converted values, those given if there is nothing to do."""
+    def __call__(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write converted `values` to `out`, of the same shape and :attr:`dtype`."""
         if self.scale is None:
-            return values.astype(self.dtype, copy=False)
+            np.copyto(out, values, casting="unsafe")
+            return
         low, high = self.scale
         exact: Any = self.dtype if self.dtype.itemsize >= 4 else np.float32
-        found: NDArray[Any] = np.subtract(values, low, dtype=exact)
-        found *= found.dtype.type(1 / (high - low))
-        return found.astype(self.dtype, copy=False)
+        room = out if self.dtype == exact else np.empty(out.shape, exact)
+        np.subtract(values, low, out=room, dtype=exact)
+        room *= room.dtype.type(1 / (high - low))
+        if room is not out:
+            np.copyto(out, room, casting="unsafe")
 
 
 def library_arrays(library: str, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:

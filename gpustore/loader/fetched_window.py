@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -82,30 +83,34 @@ class _FetchedArray:
         """Return what the read has counted so far."""
         return {} if self._future is None else self._future.statistics.snapshot()
 
-    def cut(self, first: int, out: Any, fill_value: Any) -> None:
-        """Copy the patches from number `first` on from the region to `out`, one a row."""
+    def patches(self, first: int, until: int) -> Iterator[NDArray[Any]]:
+        """Yield patches from number `first` up to `until`; views where possible, to be copied."""
         region = self.result()
+        if not self.is_box:
+            yield from region[first:until]
+            return
         leading = (slice(None),) * len(self.array.leading)
-        patch, extent = self.array.patch, self.array.extent()
-        for i, origin in enumerate(self._origins[first : first + len(out)].tolist()):
+        patch, extent, low = self.array.patch, self.array.extent(), self.low.tolist()
+        for origin in self._origins[first:until].tolist():
             ends = [o + p for o, p in zip(origin, patch, strict=True)]
             if min(origin) >= 0 and all(e <= n for e, n in zip(ends, extent, strict=True)):
-                low = self.low.tolist()
                 some = [slice(o - lo, e - lo) for o, e, lo in zip(origin, ends, low, strict=True)]
-                out[i] = region[(*leading, *some)]
+                yield region[(*leading, *some)]
             elif self._edge == REFLECT:
                 at = [_mirrored(o, e, n) - lo for o, e, n, lo in
-                      zip(origin, ends, extent, self.low.tolist(), strict=True)]  # fmt: skip
-                grid = np.ix_(*(np.arange(n) for n in self.array.leading), *at)
-                out[i] = region[grid]
+                      zip(origin, ends, extent, low, strict=True)]  # fmt: skip
+                yield region[np.ix_(*(np.arange(n) for n in self.array.leading), *at)]
             else:
-                out[i] = fill_value
+                found = np.full(
+                    self.array.patch_shape, self.array.store.fill_value or 0, region.dtype
+                )
                 inside = [(max(o, 0), min(e, n)) for o, e, n in
                           zip(origin, ends, extent, strict=True)]  # fmt: skip
                 src = [slice(a - lo, b - lo) for (a, b), lo in
-                       zip(inside, self.low.tolist(), strict=True)]  # fmt: skip
+                       zip(inside, low, strict=True)]  # fmt: skip
                 dst = [slice(a - o, b - o) for (a, b), o in zip(inside, origin, strict=True)]
-                out[i][(*leading, *dst)] = region[(*leading, *src)]
+                found[(*leading, *dst)] = region[(*leading, *src)]
+                yield found
 
 
 class FetchedWindow:
@@ -117,22 +122,29 @@ class FetchedWindow:
     volume : Volume
     chosen : ndarray of int64, shape (n,)
         Numbers, within the window, of the patches to read; ascending.
+    rows : ndarray of int64, shape (n,)
+        Row of each patch in its batch.
     edge : {"shift", "reflect", "fill"}
 
     Attributes
     ----------
-    numbers : ndarray of int64
+    numbers : ndarray of int64, shape (n,)
         Numbers of these patches in the epoch.
+    rows : ndarray of int64, shape (n,)
+        The parameter.
     origins : ndarray of int64, shape (n, rank)
         Their origins, in the coordinates of the first array's domain.
     nbytes : int
         Bytes that the arrays take.
     """
 
-    def __init__(self, window: Window, volume: Volume, chosen: Integers, edge: str) -> None:
+    def __init__(
+        self, window: Window, volume: Volume, chosen: Integers, rows: Integers, edge: str
+    ) -> None:
         origins = window.origins[chosen]
         self.volume = window.volume
         self.numbers = window.first + chosen
+        self.rows = rows
         self.origins = origins + np.array(volume.origin)
         self.arrays = [_FetchedArray(one, origins, edge) for one in volume.arrays]
         self.nbytes = sum(one.nbytes for one in self.arrays)

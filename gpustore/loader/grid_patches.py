@@ -113,6 +113,10 @@ class GridOrder:
         """Return the origins of a volume's patches along each dimension, ascending."""
         return [np.concatenate(pieces) for pieces in self._parts[volume][1]]
 
+    def strata(self, epoch: int, numbers: Integers) -> Integers:
+        """Return the numbers: patches that follow each other are near."""
+        return numbers
+
     def windows(self, epoch: int, first: int) -> Iterator[Window]:
         """Yield the windows of an epoch, in order, from the one that has patch `first` on."""
         at = itertools.chain.from_iterable(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,26 +39,39 @@ class HostBatches:
         self._library, self._numbers_volumes = library, numbers_volumes
         self._given = self._library_arrays()
 
-    def made(self, parts: Sequence[Part]) -> Batch:
-        """Return the batch of some patches of each of some windows, which are waited for."""
-        batch: Batch = {}
-        for i, one in enumerate(self._arrays):
-            convert = self._conversions[one.name]
-            pieces = []
-            for window, at, until in parts:
-                array = window.arrays[i]
-                if array.is_box:
-                    room = np.empty((until - at, *one.patch_shape), array.array.dtype)
-                    array.cut(at, room, array.array.store.fill_value or 0)
-                else:
-                    # A view would keep the memory of the whole window.
-                    room = np.array(array.result()[at:until])
-                pieces.append(convert(room))
-            found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            batch[one.name] = self._given[one.name](found)
-        batch["origin"] = np.concatenate([w.origins[at:until] for w, at, until in parts])
+    def made(self, count: int, parts: Iterable[Part]) -> Batch:
+        """Return the batch of the patches of some parts of windows, which are waited for.
+
+        Parameters
+        ----------
+        count : int
+            Number of patches of all parts.
+        parts : iterable of Part
+            Each is dropped before the next is taken.
+        """
+        rooms = [
+            np.empty((count, *one.patch_shape), self._conversions[one.name].dtype)
+            for one in self._arrays
+        ]
+        origin = np.empty((count, len(self._arrays[0].patch)), np.int64)
+        volume = np.empty(count, np.int64)
+        for window, at, until in parts:
+            rows = window.rows[at:until]
+            for room, one, array in zip(rooms, self._arrays, window.arrays, strict=True):
+                convert = self._conversions[one.name]
+                for row, patch in zip(rows.tolist(), array.patches(at, until), strict=True):
+                    convert(patch, room[row])
+                    del patch
+            origin[rows] = window.origins[at:until]
+            volume[rows] = window.volume
+            del window, array
+        batch: Batch = {
+            one.name: self._given[one.name](room)
+            for room, one in zip(rooms, self._arrays, strict=True)
+        }
+        batch["origin"] = origin
         if self._numbers_volumes:
-            batch["volume"] = np.repeat([w.volume for w, *_ in parts], [b - a for _, a, b in parts])
+            batch["volume"] = volume
         return batch
 
     def __getstate__(self) -> dict[str, Any]:

@@ -42,3 +42,15 @@ class PatchOrder(Protocol):
 
     def windows(self, epoch: int, first: int) -> Iterator[Window]:
         """Yield the windows of an epoch, in order, from the one that has patch `first` on."""
+
+    def strata(self, epoch: int, numbers: Integers) -> Integers:
+        """Return a number for each patch that is near for those that are near in their window.
+
+        The parts of a batch that ranks take are those of its patches in this order.
+
+        Parameters
+        ----------
+        epoch : int
+        numbers : ndarray of int64, shape (n,)
+            Numbers of patches in the epoch.
+        """

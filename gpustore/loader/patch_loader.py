@@ -23,7 +23,7 @@ from gpustore.loader.window_reads import WindowReads
 
 Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Of states: changes when the same seed gives other patches."""
 
 _LIBRARIES: Final = ("numpy", "torch", "jax")
@@ -301,7 +301,7 @@ class PatchLoader:
         try:
             for number in numbers:
                 count = self._division.part_size(number)
-                batch = self._batches.made(reads.take(count))
+                batch = self._batches.made(count, reads.take(count))
                 self._counts.update(batches=1, patches=count)
                 yield batch
                 del batch

@@ -15,10 +15,11 @@ from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.numbers import below, fractions, key_of, permutation
 from gpustore.loader.order import Window
 from gpustore.loader.space import PatchSpace
+from gpustore.loader.strata import halvings, placed, strata
 
 Integers = NDArray[np.int64]
 
-_BLOCKS, _OFFSET, _CELLS, _ORIGIN = range(4)
+_BLOCKS, _OFFSET, _CELLS, _ORIGIN, _STRATA = range(5)
 """Purposes of random numbers, part of their keys."""
 
 EDGES: Final = ("shift", "reflect", "fill")
@@ -30,9 +31,10 @@ class RandomPatches:
 
     All origins are equally likely, or as `weights` say. The origins of an epoch are a function of
     `seed` and of the epoch alone: they are the same on any machine, for any number of ranks.
-    Patches come in *windows* of neighbours, in random order within a window, and windows come in
-    random order: so each chunk is decoded about once an epoch. A larger window mixes better and
-    decodes less often, and takes more memory.
+    Patches come in *windows* of neighbours, and windows come in random order: so each chunk is
+    decoded about once an epoch. Within a window the order is random, and consecutive patches are
+    spread over the window evenly. A larger window mixes better and decodes less often, and takes
+    more memory.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ class RandomPatches:
     seed : int
         From 0 to 2**64 - 1.
     window : int or str
-        Bytes of the arrays, decoded, that the origins of a window span, such as ``"256 MiB"``.
+        Bytes of the arrays, decoded, that the origins of a window span, such as ``"256 MiB"``;
+        with several ranks each reads about its part of a window.
     weights : array-like of numbers, optional
         Relative probability of patches by the place of their centre: a map of the volume at any
         lower resolution. Host memory; shape (n, ...) of the dimensions of `shape`.
@@ -133,6 +136,10 @@ class RandomOrder:
     def __len__(self) -> int:
         return self._sampler.per_epoch
 
+    def strata(self, epoch: int, numbers: Integers) -> Integers:
+        """Return the stratum of each patch; see :mod:`gpustore.loader.strata`."""
+        return strata(key_of(self._sampler.seed, epoch, _STRATA), numbers)
+
     def windows(self, epoch: int, first: int) -> Iterator[Window]:
         """Yield the windows of an epoch, in order, from the one that has patch `first` on."""
         key = key_of(self._sampler.seed, epoch)
@@ -145,9 +152,11 @@ class RandomOrder:
             if not count:
                 continue
             volume = int(self._volume[block])
-            space = self._volumes[volume]
-            origins = space.draw(key_of(key, block), int(self._number[block]), count)
-            yield Window(int(ends[at]) - count, volume, origins)
+            space, number = self._volumes[volume], int(self._number[block])
+            origins = space.draw(key_of(key, block), number, count)
+            first = int(ends[at]) - count
+            stratum = self.strata(epoch, first + np.arange(count))
+            yield Window(first, volume, placed(origins, stratum, space.halvings(number)))
 
 
 class _Blocks:
@@ -192,11 +201,24 @@ class _Blocks:
             found = np.moveaxis(np.tensordot(share, found, (1, d)), 0, d)
         return found.reshape(-1)
 
-    def draw(self, key: int, number: int, count: int) -> Integers:
-        """Return the origins of `count` patches of a block, in random order."""
+    def halvings(self, number: int) -> list[int]:
+        """Return along which dimensions a block is divided so that few chunks are in two parts."""
+        low, high = self._bounds(number)
+        space = self._space
+        first, steps = np.array(space.first), np.array(space.steps)
+        begin, end = first + low * steps, first + (high - 1) * steps + 1
+        return halvings(begin.tolist(), end.tolist(), space.patch, space.chunks, space.shape)
+
+    def _bounds(self, number: int) -> tuple[Integers, Integers]:
+        """Return the first origin of a block along each dimension, and the one behind the last."""
         place = np.unravel_index(number, self._shape)
         low = np.array([e[i] for e, i in zip(self._edges, place, strict=True)])
         high = np.array([e[i + 1] for e, i in zip(self._edges, place, strict=True)])
+        return low, high
+
+    def draw(self, key: int, number: int, count: int) -> Integers:
+        """Return the origins of `count` patches of a block, in random order."""
+        low, high = self._bounds(number)
         index = np.arange(count)
         if self._weights is None:
             begin, extent = low[None], (high - low)[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from gpustore.loader.division import Division
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.order import PatchOrder, Window
 from gpustore.loader.volume import Volume
+
+Integers = NDArray[np.int64]
 
 Part = tuple[FetchedWindow, int, int]
 """Window, and the first of some consecutive patches of it and the one behind the last."""
@@ -57,20 +60,18 @@ class WindowReads:
         self._at = 0
         """Next patch of the first window that was begun."""
 
-    def take(self, count: int) -> list[Part]:
-        """Return where the next patches are; their windows may still be under way.
+    def take(self, count: int) -> Iterator[Part]:
+        """Yield where the next patches are; their windows may still be under way.
 
-        Windows live as long as they are referred to, and their number is bounded by that: a part is
-        to be dropped before the next is taken.
+        A window counts as memory until the next part is asked for, and is to be dropped before.
         """
-        parts = []
         while count:
             window = self._window()
-            end = min(self._at + count, len(window.numbers))
-            parts.append((window, self._at, end))
-            count -= end - self._at
+            at, end = self._at, min(self._at + count, len(window.numbers))
             self._at = end
-        return parts
+            count -= end - at
+            yield window, at, end
+            del window
 
     def close(self) -> None:
         """Drop all windows."""
@@ -109,19 +110,21 @@ class WindowReads:
             counts["bytes_read"] += found.get("bytes_fetched", 0)
 
     def _windows(self, epoch: int, batches: range) -> Generator[FetchedWindow]:
+        strata = partial(self._order.strata, epoch)
         for window in self._order.windows(epoch, batches.start * self._division.size):
-            chosen = self._division.chosen(window, batches)
+            chosen, rows = self._division.chosen(window, batches, strata)
             if len(chosen):
-                yield from self._fitting(window, chosen)
+                yield from self._fitting(window, chosen, rows)
 
-    def _fitting(self, window: Window, chosen: NDArray[np.int64]) -> Iterator[FetchedWindow]:
+    def _fitting(self, window: Window, chosen: Integers, rows: Integers) -> Iterator[FetchedWindow]:
         """Yield a window, or parts of it one after the other if it takes too much memory."""
-        found = FetchedWindow(window, self._volumes[window.volume], chosen, self._edge)
+        found = FetchedWindow(window, self._volumes[window.volume], chosen, rows, self._edge)
         if found.nbytes <= self._nbytes:
             yield found
         elif len(chosen) > 1:
-            for half in np.array_split(chosen, 2):
-                yield from self._fitting(window, half)
+            half = len(chosen) // 2
+            yield from self._fitting(window, chosen[:half], rows[:half])
+            yield from self._fitting(window, chosen[half:], rows[half:])
         else:
             raise gpustore.LimitError(
                 f"memory: a patch takes {found.nbytes} bytes, and {self._nbytes} are left beside "

@@ -245,6 +245,22 @@ def test_chunks_are_decoded_about_once_an_epoch(store):
     assert loader.stats()["batches"] == 20
 
 
+def test_ranks_decode_about_their_part_of_a_window():
+    store = gpustore.create_array(
+        "memory://loader/ranks/", data=np.ones((24,) * 3, "uint8"), chunks=(4,) * 3, overwrite=True
+    ).result()
+    sampler = RandomPatches((4,) * 3, per_epoch=864, window=24**3 // 2, seed=3)
+    decoded = []
+    for rank in range(4):
+        loader = PatchLoader(store, sampler=sampler, batch_size=4, dist=(rank, 4))
+        for _ in loader:
+            pass
+        decoded.append(loader.stats()["chunks_decoded"] / 6**3)
+    # Ranks that read all windows would decode 1.17 each; parts of windows overlap by a patch.
+    assert sum(decoded) < 2.2
+    assert max(decoded) < 0.65
+
+
 def test_nothing_is_left_behind_by_a_break_an_error_or_a_drop(store):
     def running():
         return [one for one in threading.enumerate() if one.name == "gpustore-loader"]
