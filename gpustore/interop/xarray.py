@@ -13,8 +13,10 @@ Source: "Zarr Encoding Specification" of xarray's documentation.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
@@ -31,6 +33,8 @@ import gpustore
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"
 _BYTES: Final = ("bytes", "vlen-utf8", "vlen-bytes")
 """Codecs of Zarr v3 that make bytes of an array."""
+_OF_OBJECTS: Final = ("vlen-utf8", "vlen-bytes")
+"""Filters of Zarr v2 that make bytes of objects."""
 
 
 class StoredArray(BackendArray):
@@ -73,6 +77,12 @@ class StoredArray(BackendArray):
             return np.asarray(values, self.dtype)
         return values
 
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read as :meth:`__getitem__` does, for :meth:`xarray.Dataset.load_async`."""
+        if self._store.device != "cpu":  # The stream of a GPU is that of the thread.
+            return self[key]
+        return await asyncio.to_thread(self.__getitem__, key)
+
 
 class GroupStore(AbstractDataStore):
     """Variables and attributes of a group, without those of groups below it.
@@ -112,7 +122,7 @@ class GroupStore(AbstractDataStore):
     def get_variables(self) -> Mapping[str, Variable]:
         """Open the arrays."""
         described = {name: self._described(node) for name, node in self._nodes.items()}
-        on_host = _coordinates(described)
+        on_host = _coordinates(described, self._group.attrs)
         return FrozenDict(
             (name, self._variable(name, dims, attributes, on_host=name in on_host))
             for name, (dims, attributes) in described.items()
@@ -158,6 +168,8 @@ class GroupStore(AbstractDataStore):
             store = self._on_device[name]
         elements = StoredArray(store, rank)
         encoding = _encoding(store, dims)
+        if elements.dtype.kind == "T":  # xarray would make objects of it.
+            encoding["dtype"] = elements.dtype
         fill = store.fill_value
         if fill is not None:  # That of a string has an element a character.
             fill = (
@@ -206,7 +218,8 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
 
         Parameters
         ----------
-        filename_or_obj : str, os.PathLike, Group, or any place of :func:`gpustore.open_group`
+        filename_or_obj : str, os.PathLike, or any place of :func:`gpustore.open_group`
+            Also a Group, or a store of zarr-python.
         drop_variables : str or iterable of str, optional
             Names of arrays that are not opened.
         group : str, optional
@@ -242,12 +255,15 @@ class GpustoreBackendEntrypoint(BackendEntrypoint):
         context: Any = None,
         **decoding: Any,
     ) -> dict[str, Dataset]:
-        """Open a group and all groups below it, by path; see :meth:`open_dataset`."""
+        """Open a group and all groups below it, by their paths; see :meth:`open_dataset`.
+
+        Paths begin with a slash; those relative to `group` do not, and its own is a dot.
+        """
         place = _Place(filename_or_obj, consolidated, zarr_format, device, context)
         dropped = _names(drop_variables)
         top = (group or "").strip("/")
         return {
-            f"/{below}": _dataset(
+            (below or ".") if group else f"/{below}": _dataset(
                 place.stored("/".join(filter(None, (top, below))), None, dropped), dropped, decoding
             )
             for below in place.groups(top)
@@ -269,14 +285,39 @@ class _Place:
         device: str | None,
         context: Any,
     ) -> None:
+        stores = sys.modules.get("zarr.abc.store")
+        if stores is not None and isinstance(place, stores.Store):
+            place = gpustore.KvStore.from_zarr_store(place)
+        elif isinstance(place, gpustore.Group):
+            place = place.kvstore
         self._place = place
         self._consolidated, self._zarr_format = consolidated, zarr_format
         self._context = gpustore.Context(context) if isinstance(context, Mapping) else context
         if self._context is None:
             self._context = gpustore.Context()
         self._device = device or "cpu"
+        self._roots: dict[str, gpustore.Group | None] = {}
 
     def _open(self, path: str, device: str) -> gpustore.Group:
+        """Open a group, by the consolidated metadata of the root if it has any."""
+        if path and self._consolidated is not False:
+            root = self._root(device)
+            if root is not None and root.is_consolidated:
+                found = root[path]
+                if isinstance(found, gpustore.Group):
+                    return found
+        return self._opened(path, device)
+
+    def _root(self, device: str) -> gpustore.Group | None:
+        """Return the root of the hierarchy; None if that is no group."""
+        if device not in self._roots:
+            try:
+                self._roots[device] = self._opened("", device)
+            except gpustore.NotFoundError:
+                self._roots[device] = None
+        return self._roots[device]
+
+    def _opened(self, path: str, device: str) -> gpustore.Group:
         return gpustore.open_group(
             self._place,
             path=path,
@@ -309,9 +350,12 @@ def _dataset(store: GroupStore, dropped: list[str], decoding: Mapping[str, Any])
     return StoreBackendEntrypoint().open_dataset(store, drop_variables=dropped, **decoding)
 
 
-def _coordinates(described: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]) -> set[str]:
+def _coordinates(
+    described: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]], attrs: Mapping[str, Any]
+) -> set[str]:
     """Return the names of variables that xarray computes on the host: coordinates and times."""
     names = {name for name, (dims, _) in described.items() if name in dims}
+    names.update(str(attrs.get("coordinates", "")).split())
     for name, (_, attributes) in described.items():
         for key in ("coordinates", "bounds", "grid_mapping", "ancillary_variables"):
             names.update(str(attributes.get(key, "")).split())
@@ -328,15 +372,18 @@ def _encoding(store: gpustore.TensorStore, dims: tuple[str, ...]) -> dict[str, A
     encoding: dict[str, Any] = {
         "chunks": chunks,
         "preferred_chunks": dict(zip(dims, chunks, strict=True)),
-        "shards": None if store.shards is None else store.shards[:rank],
+        "shards": None,
     }
     codec = {} if store.codec is None else store.codec.to_json()
     if codec.get("driver") == "zarr":
         made = [None if one is None else numcodecs.get_codec(one) for one in [codec["compressor"]]]
-        filters = [numcodecs.get_codec(one) for one in codec.get("filters") or ()]
+        # xarray writes strings with a length instead, which those of objects do not suit.
+        given = [one for one in codec.get("filters") or () if one["id"] not in _OF_OBJECTS]
+        filters = [numcodecs.get_codec(one) for one in given]
         return {**encoding, "compressors": tuple(one for one in made if one), "filters": filters}
     codecs = codec.get("codecs", [])
     if [one["name"] for one in codecs] == ["sharding_indexed"]:
+        encoding["shards"] = (store.shards or chunks)[:rank]  # One chunk may be a whole shard.
         codecs = codecs[0]["configuration"]["codecs"]
     at = next((i for i, one in enumerate(codecs) if one["name"] in _BYTES), len(codecs))
     return {
