@@ -7,7 +7,8 @@ fixtures are made once and one result is reported. It is for cases that are chea
 or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
 ``costly``, the tests that start processes or take about a second.
 A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
-``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``.
+``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``; ``--matrix not-7``
+goes through those that ``--matrix 7`` leaves out, so that both sessions together try all.
 
 Properties, that is tests of hypothesis, have the mark by themselves: a session tries a sixth of
 their 200 examples, or of the number for which ``max_examples=share(number)`` asks.
@@ -63,7 +64,8 @@ def each(
         @functools.wraps(body)
         def all_cases(*, request: pytest.FixtureRequest, **fixtures: Any) -> None:
             cells = [_joined(parts) for parts in itertools.product(*axes)]
-            if request.node.get_closest_marker("matrix"):
+            is_matrix = request.node.get_closest_marker("matrix")
+            if is_matrix and not _is_tried_again(body, request.config):
                 cells = chosen(cells, request.config, request.node.nodeid)
             if "request" in parameters:
                 fixtures["request"] = request
@@ -137,8 +139,11 @@ def _try_all(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    words = "seed that chooses every sixth cell of the matrices, or 'whole' for all cells"
-    parser.addoption("--matrix", metavar="SEED|whole", default=None, help=words)
+    words = (
+        "seed that chooses every sixth cell of the matrices, 'not-' and a seed for the others, "
+        "or 'whole' for all cells"
+    )
+    parser.addoption("--matrix", metavar="SEED|not-SEED|whole", default=None, help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -161,14 +166,21 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    if _is_whole(config):
+    seed, has_chosen, has_others = _choice(config)
+    if has_chosen and has_others:
         return "matrices: whole"
-    return f"matrices: every sixth cell, repeated by --matrix {config.option.matrix}"
+    if has_others:
+        return f"matrices: cells that --matrix {seed} leaves out"
+    return f"matrices: every sixth cell, repeated by --matrix {seed}"
 
 
-def _is_whole(config: pytest.Config) -> bool:
-    asked_for = config.option.matrix == "whole"
-    return asked_for or any(mark in config.option.markexpr for mark in ("long", "gpu"))
+def _choice(config: pytest.Config) -> tuple[str, bool, bool]:
+    """The seed, and whether the session tries the cells that it chooses, and the others."""
+    matrix = config.option.matrix
+    if matrix.startswith("not-"):
+        return matrix.removeprefix("not-"), False, True
+    is_whole = matrix == "whole" or any(m in config.option.markexpr for m in ("long", "gpu"))
+    return matrix, True, is_whole
 
 
 _session: pytest.Config | None = None
@@ -176,35 +188,63 @@ _session: pytest.Config | None = None
 
 def share(count: int) -> int:
     """How many of so many examples of a property the session tries."""
-    return count if _session is None or _is_whole(_session) else -(-count // SHARE)
+    _, _, has_others = _choice(_session) if _session else ("", True, True)
+    return count if has_others else -(-count // SHARE)
 
 
 def chosen(cells: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:
     """Those cells of the matrix of that name that the session goes through, in their order."""
-    if _is_whole(config):
-        return list(cells)
+    seed, has_chosen, has_others = _choice(config)
     count = -(-len(cells) // SHARE)
-    indices = random.Random(f"{config.option.matrix} {name}").sample(range(len(cells)), count)
-    return [cells[index] for index in sorted(indices)]
+    indices = {*random.Random(f"{seed} {name}").sample(range(len(cells)), count)}
+    return [cell for i, cell in enumerate(cells) if (has_chosen if i in indices else has_others)]
+
+
+def chosen_tests(items: Sequence[Any], config: pytest.Config, name: str) -> list[Any]:
+    """The same for tests that share a name: each is chosen or not, whichever others there are.
+
+    A session of other files, or with other libraries, chooses alike. At least one is chosen.
+    """
+    seed, has_chosen, has_others = _choice(config)
+    drawn = [random.Random(f"{seed} {name} {item.nodeid}").random() for item in items]
+    pairs = list(zip(items, drawn, strict=True))
+    found = [one for one, at in pairs if (has_chosen if at < 1 / SHARE else has_others)]
+    return found if found or not has_chosen else [items[drawn.index(min(drawn))]]
+
+
+def is_property(test: Any) -> bool:
+    """Whether a session tries a share of the test's examples rather than of its cells."""
+    code = getattr(inspect.unwrap(test), "__code__", None)
+    names = code.co_names if code is not None else ()
+    return is_hypothesis_test(test) or not {"share", "run_state_machine_as_test"}.isdisjoint(names)
+
+
+def _is_tried_again(test: Any, config: pytest.Config) -> bool:
+    """Whether the cells that ``not-SEED`` would leave out had too few examples before."""
+    return not _choice(config)[1] and is_property(test)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leave out two of three cells, or have ``-m long`` select whole matrices."""
-    matrices = defaultdict(list)
+    """Leave out five of six cells, or have ``-m long`` select whole matrices."""
+    matrices: dict[tuple[Any, str], list[Any]] = defaultdict(list)
     is_long = "long" in config.option.markexpr
     for item in items:
         test = getattr(item, "obj", None)
         mark = item.get_closest_marker("matrix")
         if mark and not hasattr(test, "axes") and not item.get_closest_marker("long"):
-            matrices[mark.args[0] if mark.args else item.nodeid.partition("[")[0]].append(item)
+            own = item.nodeid.partition("[")[0]
+            matrices[(chosen_tests, mark.args[0]) if mark.args else (chosen, own)].append(item)
         if is_hypothesis_test(test):
             item.add_marker("matrix")
         if is_long and item.get_closest_marker("matrix"):
             item.add_marker("long")
     left_out = set()
-    for name, cells in matrices.items():
-        left_out |= set(cells) - set(chosen(cells, config, name))
+    for (choose, name), cells in matrices.items():
+        others = set(cells) - set(choose(cells, config, name))
+        # That of one cell has a share of something else.
+        if len(cells) > 1:
+            left_out |= {item for item in others if not _is_tried_again(item.obj, config)}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

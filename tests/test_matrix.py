@@ -1,10 +1,14 @@
 """Many cases in one test, and the choice of cells."""
 
+import ast
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, strategies
 
-from tests.matrix import SHARE, chosen, each, share
+from tests.matrix import SHARE, chosen, chosen_tests, each, is_property, share
 
 
 @each("letter", "ab")
@@ -98,8 +102,66 @@ def test_whole_matrices(config):
     assert chosen(range(10), config, "name") == list(range(10))
 
 
+def test_two_sessions_try_each_cell_once():
+    cells = list(range(100))
+    for seed in range(20):
+        first, others = (chosen(cells, configured(f"{kind}{seed}"), "a") for kind in ("", "not-"))
+        assert (len(first), sorted(first + others)) == (17, cells)
+    assert chosen(cells, configured("not-19", "long"), "a") == others
+    assert chosen([0], configured("not-19"), "a") == []
+
+
+def test_a_test_is_chosen_by_its_own_name():
+    items = [SimpleNamespace(nodeid=f"tests/test_a.py::test_{i}") for i in range(600)]
+    some = items[::7]
+    for seed in range(20):
+        here, there = (chosen_tests(ones, configured(str(seed)), "a") for ones in (items, some))
+        assert there == [item for item in here if item in some]
+        assert 50 < len(here) < 150
+        others = chosen_tests(some, configured(f"not-{seed}", "long"), "a")
+        assert sorted(map(id, there + others)) == sorted(map(id, some))
+    assert chosen_tests(items, configured("7", "long"), "a") == items
+    assert [len(chosen_tests([one], configured("7"), "a")) for one in items] == [1] * 600
+
+
 def test_a_sixth_of_the_examples_is_tried(request):
-    assert share(200) == (200 if len(chosen(range(9), request.config, "")) == 9 else 34)
+    seen = chosen(range(9), request.config, "")
+    assert share(200) == (34 if len(seen) == -(-9 // SHARE) else 200)
+
+
+@given(strategies.none())
+def test_properties_are_known(value):
+    assert value is None
+    assert is_property(test_properties_are_known)
+    assert is_property(test_a_sixth_of_the_examples_is_tried)
+    assert not is_property(test_two_sessions_try_each_cell_once)
+
+
+def test_numbers_of_examples_are_asked_for_where_they_are_seen():
+    """In tests and their decorators, or by number: a session of the other cells repeats those."""
+    seen = 0
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.name == "matrix.py" or not re.search(
+            r"\b(share|run_state_machine_as_test)\(", text
+        ):
+            continue
+        known = set()
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                is_test = node.name.startswith("test_")
+                for part in [node] if is_test else node.decorator_list:
+                    known.update(ast.walk(part))
+            elif isinstance(node, ast.Assign) and "Machine.settings = " in ast.unparse(node):
+                known.update(ast.walk(node))
+        for node in ast.walk(tree):
+            name = node.func.id if isinstance(node, ast.Call) and hasattr(node.func, "id") else ""
+            if name == "share" or name == "run_state_machine_as_test":
+                by_number = "max_examples" in ast.unparse(node)
+                assert node in known or by_number, f"{path}:{node.lineno}"
+                seen += 1
+    assert seen > 10
 
 
 @pytest.mark.matrix
@@ -110,21 +172,24 @@ def test_a_session_has_a_sixth_of_the_tests(cell, request):
     assert len(tests) <= len(chosen(range(9), request.config, ""))
 
 
-def named(request):
-    marks = [item.get_closest_marker("matrix") for item in request.session.items]
-    return [mark for mark in marks if mark and mark.args == ("named",)]
+def check_named(request):
+    """All tests of one name in the session are those that their names choose."""
+    marks = [(item, item.get_closest_marker("matrix")) for item in request.session.items]
+    named = [item for item, mark in marks if mark and mark.args == ("named",)]
+    assert request.node in named
+    assert named == chosen_tests(named, request.config, "named")
 
 
 @pytest.mark.matrix("named")
 @pytest.mark.parametrize("cell", range(5))
 def test_a_session_has_a_sixth_of_the_tests_of_one_name(cell, request):
-    assert 1 <= len(named(request)) <= len(chosen(range(9), request.config, ""))
+    check_named(request)
 
 
 @pytest.mark.matrix("named")
 @pytest.mark.parametrize("cell", range(4))
 def test_other_tests_of_one_name_are_cells_of_the_same_matrix(cell, request):
-    assert 1 <= len(named(request)) <= len(chosen(range(9), request.config, ""))
+    check_named(request)
 
 
 @pytest.mark.matrix

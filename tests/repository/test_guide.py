@@ -31,11 +31,13 @@ def test_there_is_a_guide():
     assert named <= {page.stem for page in PAGES}
 
 
-GUESTS = {name: name for name in ("dask", "jax", "ray", "torch", "xarray")}
-"""Pages that need a library which is not there for every run of the tests."""
+GUESTS = ("dask", "jax", "ray", "torch", "xarray")
+"""Pages that need a library which is not there for every run of the tests, by its name."""
 
 ENTRY_POINTS = {"zarr-python": ("zarr.codec_pipeline", "gpustore")}
 """Pages that need an entry point of gpustore, which it has where it is installed."""
+
+OWN = [page for page in PAGES if page.stem not in {*GUESTS, *ENTRY_POINTS, "first-scripts"}]
 
 _RUN = """
 import json, os, runpy, sys
@@ -101,16 +103,13 @@ def first_scripts():
         yield [code for _, code in BLOCK.findall(section)]
 
 
-def is_installed(code):
-    """Whether the libraries are there that are in none but the extra `dev`."""
-    libraries = ("dask", "matplotlib", "torch")
-    needed = [name for name in libraries if re.search(rf"\b(to_)?{name}\b", code)]
-    return all(importlib.util.find_spec(name) for name in needed)
+FIRST_SCRIPTS = [*first_scripts()]
+TASKS = ("mean", "crops", "bricks")
 
 
 def test_first_scripts_are_shorter_than_with_zarr_python():
-    _, *tasks = first_scripts()
-    assert len(tasks) == 3
+    _, *tasks = FIRST_SCRIPTS
+    assert len(tasks) == len(TASKS)
     for theirs, ours, check in tasks:
         lines = [[line for line in one.splitlines() if line.strip()] for one in (theirs, ours)]
         assert "import zarr" in lines[0]
@@ -128,31 +127,55 @@ def as_python(language, text):
     return run + "\n".join(f"assert main({words[1:]}) == 0" for words in lines)
 
 
-@pytest.mark.matrix
-@each("page", PAGES)
-def test_every_python_block_runs(page, runner, tmp_path):
+def check_runs(runner, folder, name, code, environment):
+    """Run blocks as one program, as a reader would type it, from one block to the next."""
+    program = folder / f"{name}_page.py"
+    program.write_text("\n".join(code), encoding="utf-8")
+    status, said = runner(folder, program, environment)
+    assert status == "0\n", said.read_text()
+
+
+def check_page_runs(page, runner, folder):
     code = [text for language, text in blocks(page) if language == "python"]
     assert len(code) >= 4
-    if page.stem == "first-scripts":
-        tasks = ("\n".join(blocks) for blocks in first_scripts())
-        code = [task for task in tasks if is_installed(task)]
     if page.stem in {"command-line", "copy"}:
         code = [as_python(language, text) for language, text in blocks(page)]
     if page.stem == "ray":  # It warns of settings of its own.
         code.insert(0, "import warnings\n\nwarnings.simplefilter('default')\n")
-    guest = GUESTS.get(page.stem)
-    if guest is not None and importlib.util.find_spec(guest) is None:
-        return
-    if page.stem in ENTRY_POINTS:
-        group, name = ENTRY_POINTS[page.stem]
-        if not importlib.metadata.entry_points(group=group, name=name):
-            return
-    program = tmp_path / f"{page.stem}_page.py"
-    # One program, as a reader would type it, from one block to the next.
-    program.write_text("\n".join(code), encoding="utf-8")
     with machine_of(page) as environment:
-        status, said = runner(tmp_path, program, environment)
-    assert status == "0\n", said.read_text()
+        check_runs(runner, folder, page.stem, code, environment)
+
+
+@pytest.mark.matrix
+@each("page", OWN)
+def test_every_python_block_runs(page, runner, tmp_path):
+    check_page_runs(page, runner, tmp_path)
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_every_python_block_runs_with_a_library(name, runner, tmp_path):
+    if importlib.util.find_spec(name) is None:  # Not imported here: JAX starts threads.
+        pytest.skip(f"{name} is not installed")
+    check_page_runs(GUIDE / f"{name}.md", runner, tmp_path)
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_every_python_block_runs_with_an_entry_point(name, runner, tmp_path):
+    group, entry_point = ENTRY_POINTS[name]
+    if not importlib.metadata.entry_points(group=group, name=entry_point):
+        pytest.skip(f"there is no entry point {entry_point} of {group}")
+    check_page_runs(GUIDE / f"{name}.md", runner, tmp_path)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_first_scripts_run(task, runner, tmp_path):
+    code = [block for number in (0, TASKS.index(task) + 1) for block in FIRST_SCRIPTS[number]]
+    libraries = ("dask", "matplotlib", "torch")
+    needed = [name for name in libraries if re.search(rf"\b(to_)?{name}\b", "\n".join(code))]
+    for library in needed:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    check_runs(runner, tmp_path, task, code, {})
 
 
 @each("page", PAGES)
