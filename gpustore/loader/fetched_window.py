@@ -18,27 +18,39 @@ Integers = NDArray[np.int64]
 REFLECT: Final = "reflect"
 
 
-class _FetchedArray:
+class FetchedArray:
     """One array of a window: the region that has all patches, or the patches one by one.
 
     A region costs its bytes whatever the number of patches; few patches of a large region are read
     alone.
+
+    Attributes
+    ----------
+    array : PairedArray
+    origins : ndarray of int64, shape (n, rank)
+        Origins of the patches, counted from the first element.
+    low, high : ndarray of int64, shape (rank,)
+        First element of the region, and the one behind the last.
+    is_box : bool
+        Whether the region is read.
+    nbytes : int
+        Bytes that are read.
     """
 
     def __init__(self, array: PairedArray, origins: Integers, edge: str) -> None:
         self.array = array
-        self._origins = array.at(origins)
+        self.origins = array.at(origins)
         self._edge = edge
         extent = np.array(array.extent())
-        self.low = np.clip(self._origins.min(axis=0), 0, extent)
-        self.high = np.clip(self._origins.max(axis=0) + np.array(array.patch), 0, extent)
+        self.low = np.clip(self.origins.min(axis=0), 0, extent)
+        self.high = np.clip(self.origins.max(axis=0) + np.array(array.patch), 0, extent)
         if edge == REFLECT:
             self._reach_mirrored(extent)
         box = math.prod((self.high - self.low).tolist()) * math.prod(array.leading)
         box *= array.dtype.itemsize
         alone = len(origins) * array.patch_nbytes
-        is_inside = bool((self._origins >= 0).all()) and bool(
-            (self._origins + np.array(array.patch) <= extent).all()
+        is_inside = bool((self.origins >= 0).all()) and bool(
+            (self.origins + np.array(array.patch) <= extent).all()
         )
         self.is_box = not is_inside or alone > box
         self.nbytes = box if self.is_box else alone
@@ -47,22 +59,37 @@ class _FetchedArray:
     def _reach_mirrored(self, extent: Integers) -> None:
         """Extend the region by the elements that stand for those outside."""
         for d, n in enumerate(extent.tolist()):
-            for origin in np.unique(self._origins[:, d]).tolist():
+            for origin in np.unique(self.origins[:, d]).tolist():
                 end = origin + self.array.patch[d]
                 if origin < 0 or end > n:
                     found = _mirrored(origin, end, n)
                     self.low[d] = min(self.low[d], found.min())
                     self.high[d] = max(self.high[d], found.max() + 1)
 
-    def begin(self) -> None:
+    def explain(self) -> gpustore.Explanation | None:
+        """Estimate the read; None for an array without chunks, in memory."""
+        try:
+            if self.is_box:
+                return self.array.box(self.low.tolist(), self.high.tolist()).explain()
+            return self.array.store.explain_many(*self.array.crops(self.origins))
+        except gpustore.UnsupportedError:
+            return None
+
+    def begin(self) -> gpustore.Future[Any]:
         """Begin to read."""
         if self.is_box:
-            self._future = self.array.read_box(self.low.tolist(), self.high.tolist())
+            self._future = self.array.box(self.low.tolist(), self.high.tolist()).read()
         else:
-            self._future = self.array.read_patches(self._origins)
+            self._future = self.array.store.read_many(*self.array.crops(self.origins))
+        return self._future
+
+    def wait(self) -> None:
+        """Wait until the array is read, or has failed."""
+        assert self._future is not None
+        self._future.exception()
 
     def result(self) -> Any:
-        """Wait until the array is read.
+        """Return the array that is read.
 
         Raises
         ------
@@ -91,7 +118,7 @@ class _FetchedArray:
             return
         leading = (slice(None),) * len(self.array.leading)
         patch, extent, low = self.array.patch, self.array.extent(), self.low.tolist()
-        for origin in self._origins[first:until].tolist():
+        for origin in self.origins[first:until].tolist():
             ends = [o + p for o, p in zip(origin, patch, strict=True)]
             if min(origin) >= 0 and all(e <= n for e, n in zip(ends, extent, strict=True)):
                 some = [slice(o - lo, e - lo) for o, e, lo in zip(origin, ends, low, strict=True)]
@@ -128,6 +155,8 @@ class FetchedWindow:
 
     Attributes
     ----------
+    first : int
+        Number of the window's first patch in the epoch.
     numbers : ndarray of int64, shape (n,)
         Numbers of these patches in the epoch.
     rows : ndarray of int64, shape (n,)
@@ -143,16 +172,16 @@ class FetchedWindow:
     ) -> None:
         origins = window.origins[chosen]
         self.volume = window.volume
+        self.first = window.first
         self.numbers = window.first + chosen
         self.rows = rows
         self.origins = origins + np.array(volume.origin)
-        self.arrays = [_FetchedArray(one, origins, edge) for one in volume.arrays]
+        self.arrays = [FetchedArray(one, origins, edge) for one in volume.arrays]
         self.nbytes = sum(one.nbytes for one in self.arrays)
 
-    def begin(self) -> None:
+    def begin(self) -> list[gpustore.Future[Any]]:
         """Begin to read all arrays, together."""
-        for one in self.arrays:
-            one.begin()
+        return [one.begin() for one in self.arrays]
 
 
 def _mirrored(begin: int, end: int, extent: int) -> Integers:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpustore.loader.batches import Batch
 from gpustore.loader.element_conversion import ElementConversion, library_arrays
+from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import PairedArray
 from gpustore.loader.window_reads import Part
 
@@ -23,6 +24,8 @@ class HostBatches:
     conversions : mapping of str to ElementConversion
         By name of the array.
     library : {"numpy", "torch", "jax"}
+    statistics : LoaderStatistics
+        Receives the seconds of cutting and converting, and counts batches.
     numbers_volumes : bool
         Whether batches have the number of each patch's volume.
     """
@@ -32,11 +35,13 @@ class HostBatches:
         arrays: Sequence[PairedArray],
         conversions: Mapping[str, ElementConversion],
         library: str,
+        statistics: LoaderStatistics,
         *,
         numbers_volumes: bool,
     ) -> None:
         self._arrays, self._conversions = arrays, conversions
-        self._library, self._numbers_volumes = library, numbers_volumes
+        self._library, self._statistics = library, statistics
+        self._numbers_volumes = numbers_volumes
         self._given = self._library_arrays()
 
     def made(self, count: int, parts: Iterable[Part]) -> Batch:
@@ -55,23 +60,29 @@ class HostBatches:
         ]
         origin = np.empty((count, len(self._arrays[0].patch)), np.int64)
         volume = np.empty(count, np.int64)
+        statistics = self._statistics
         for window, at, until in parts:
             rows = window.rows[at:until]
             for room, one, array in zip(rooms, self._arrays, window.arrays, strict=True):
                 convert = self._conversions[one.name]
-                for row, patch in zip(rows.tolist(), array.patches(at, until), strict=True):
-                    convert(patch, room[row])
-                    del patch
+                with statistics.stalling():
+                    array.wait()
+                with statistics.spending("cut_s"):
+                    for row, patch in zip(rows.tolist(), array.patches(at, until), strict=True):
+                        convert(patch, room[row])
+                        del patch
             origin[rows] = window.origins[at:until]
             volume[rows] = window.volume
             del window, array
-        batch: Batch = {
-            one.name: self._given[one.name](room)
-            for room, one in zip(rooms, self._arrays, strict=True)
-        }
+        with statistics.spending("convert_s"):
+            batch: Batch = {
+                one.name: self._given[one.name](room)
+                for room, one in zip(rooms, self._arrays, strict=True)
+            }
         batch["origin"] = origin
         if self._numbers_volumes:
             batch["volume"] = volume
+        statistics.add(batches=1, patches=count)
         return batch
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import gpustore
@@ -14,12 +13,16 @@ from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.batches import Batch, BatchesAhead
 from gpustore.loader.division import Division
 from gpustore.loader.element_conversion import ElementConversion
+from gpustore.loader.explanation import LoaderExplanation, explained
+from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.host_batches import HostBatches
+from gpustore.loader.order import PatchOrder
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
+from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
-from gpustore.loader.window_reads import WindowReads
+from gpustore.loader.window_reads import WindowReads, windows_of
 
 Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
 
@@ -126,20 +129,22 @@ class PatchLoader:
         _check_alike(self._volumes)
         self._sampler = sampler
         self._edge = getattr(sampler, "edge", "shift")
-        self._order = sampler.order(
-            [one.space(patch, inside=sampler.is_inside) for one in self._volumes]
-        )
+        self._spaces = [one.space(patch, inside=sampler.is_inside) for one in self._volumes]
+        self._order = sampler.order(self._spaces)
         self._division = Division.of(
             len(self._order), batch_size, *ranks_of(dist), drop_last=drop_last
         )
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
-        self._batches = HostBatches(first, conversions, to, numbers_volumes=is_list)
+        self._statistics = LoaderStatistics()
+        self._batches = HostBatches(
+            first, conversions, to, self._statistics, numbers_volumes=is_list
+        )
         batch_nbytes = batch_size * sum(
             math.prod(one.patch_shape) * conversions[one.name].dtype.itemsize for one in first
         )
-        limit = nbytes_of(memory, "memory")
+        self._memory = limit = nbytes_of(memory, "memory")
         self._window_nbytes = limit - (prefetch + 2) * batch_nbytes
         if self._window_nbytes <= 0:
             raise gpustore.LimitError(
@@ -151,8 +156,6 @@ class PatchLoader:
         self._position = 0
         self._first: int | None = None
         self._worker: Ranks | None = None
-        self._counts: Counter[str] = Counter()
-        self._waited_s = 0.0
         self._iterator: BatchesAhead | None = None
 
     def __len__(self) -> int:
@@ -165,6 +168,7 @@ class PatchLoader:
         Behind the last batch the epoch is the next one.
         """
         self._end()
+        self._statistics.begin()
         worker, workers = worker_of()
         first, self._first = self._first, None
         if first is None or self._worker is None:
@@ -182,13 +186,13 @@ class PatchLoader:
             batches = ahead = self._iterator = BatchesAhead(batches, self._prefetch)
         try:
             for number in numbers:
-                begin = time.perf_counter()
-                batch = next(batches, None)
+                with self._statistics.spending("waited_s"):
+                    batch = next(batches, None)
                 if batch is None:
                     raise RuntimeError("the loader was closed, or has begun another iteration")
-                self._waited_s += time.perf_counter() - begin
                 self._position = number + workers
-                yield batch if self._transform is None else self._transform(batch)
+                with self._statistics.spending("used_s"):
+                    yield batch if self._transform is None else self._transform(batch)
                 del batch
             self.epoch, self._position = self.epoch + 1, 0
             self._worker = None
@@ -239,17 +243,102 @@ class PatchLoader:
         worker = state["worker"]
         self._worker = None if worker is None else (worker[0], worker[1])
 
+    def explain(self) -> LoaderExplanation:
+        """Estimate what :attr:`epoch` will read; no stored value is read.
+
+        The windows of the epoch are drawn and planned, which takes about a millisecond each. Ranks
+        are estimated one by one; worker processes of a DataLoader are not.
+
+        Returns
+        -------
+        LoaderExplanation
+            Windows, chunks, decodes, bytes and memory, and advice. ``print`` shows it.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> from gpustore.loader import PatchLoader, RandomPatches
+        >>> store = gpustore.open(
+        ...     "memory://l/|zarr3:", create=True, dtype="uint8", shape=[64, 64], chunks=(8, 8)
+        ... ).result()
+        >>> sampler = RandomPatches((16, 16), per_epoch=100, window=1024)
+        >>> explanation = PatchLoader(store, sampler=sampler, batch_size=10).explain()
+        >>> explanation.windows, explanation.chunks, explanation.limited_by
+        (4, 64, 'window')
+        """
+
+        def windows(window: int, room: int) -> Iterator[FetchedWindow]:
+            sampler = replace(self._sampler, window=window)
+            order = sampler.order(self._spaces)
+            return self._windows(order, self.epoch, range(len(self)), room)
+
+        part_sizes = map(self._division.part_size, range(len(self)))
+        return explained(
+            windows,
+            epoch=self.epoch,
+            batches=len(self),
+            patches=sum(part_sizes),
+            volumes=len(self._volumes),
+            window=int(self._sampler.window),
+            memory=self._memory,
+            batches_nbytes=self._memory - self._window_nbytes,
+        )
+
     def stats(self) -> dict[str, Any]:
-        """Return what was done so far.
+        """Return what was done so far, in all iterations of this process, as JSON.
+
+        Counts of windows are added when all of their patches are in batches. A DataLoader's worker
+        processes count in loaders of their own. Time costs little: it is taken a few times a batch.
 
         Returns
         -------
         dict
-            ``batches``, ``patches`` and ``windows`` that were made; ``chunks_decoded``;
-            ``bytes_read``, encoded; ``waited_s``, seconds that the program waited for batches.
+            ``batches`` : int
+                Batches made, also those that the program has not asked for yet.
+            ``patches`` : int
+                Patches in them.
+            ``windows`` : int
+                Windows read.
+            ``bytes_read`` : int
+                Encoded bytes that came from storage.
+            ``bytes_decoded`` : int
+                Decoded bytes of the chunks that were read.
+            ``chunks_decoded`` : int
+                Chunks decoded, each as often as a window needs it; two windows that are read at the
+                same time may share it.
+            ``chunks_missing`` : int
+                Chunks that are not stored, and were read as the fill value.
+            ``chunks_cached`` : int
+                Chunks found in a cache of the context, and not decoded.
+            ``decodes_per_chunk`` : float
+                How often an iteration reads each chunk that its patches touch, on average: stored,
+                missing and cached ones alike. 0 for arrays without chunks.
+            ``waited_s`` : float
+                Seconds that the program waited for batches.
+            ``used_s`` : float
+                Seconds from a batch until the program asked for the next one; `transform` included.
+            ``read_s`` : float
+                Seconds in which windows were being read, that is fetched and decoded.
+            ``stalled_s`` : float
+                Seconds in which no patch could be cut, as its window was not read yet.
+            ``stalled_cpu_s`` : float
+                Seconds of CPU time of the process meanwhile: few where storage is slow, and up to
+                one a second and thread where decoding is.
+            ``plan_s`` : float
+                Seconds of drawing the patches of windows and beginning to read them.
+            ``cut_s`` : float
+                Seconds of cutting patches out of windows and converting their elements, in one
+                step.
+            ``convert_s`` : float
+                Seconds of making arrays of another library of batches.
+            ``limited_by`` : {"storage", "decode", "cut", "consumer"} or None
+                The stage that was busy longest: reading; planning, cutting and converting; or the
+                program.
+                They work at the same time, so that an epoch takes about as long as this one.
+                Reading is ``"decode"`` if chunks are compressed and the CPU was busy while no patch
+                could be cut, else ``"storage"``. None before the first batch.
         """
-        names = "batches", "patches", "windows", "chunks_decoded", "bytes_read"
-        return {name: self._counts[name] for name in names} | {"waited_s": self._waited_s}
+        return self._statistics.snapshot()
 
     def close(self) -> None:
         """End the thread and drop all batches; a later iteration begins anew."""
@@ -286,23 +375,29 @@ class PatchLoader:
             "global batch": self._division.size,
         }
 
-    def _made(self, epoch: int, numbers: range) -> Iterator[Batch]:
-        """Make some batches of an epoch."""
-        reads = WindowReads(
-            self._order,
+    def _windows(
+        self, order: PatchOrder, epoch: int, batches: range, room: int
+    ) -> Generator[FetchedWindow]:
+        """Yield the windows of some batches, none of which takes more than `room` bytes."""
+        return windows_of(
+            order,
             self._division,
             self._volumes,
             edge=self._edge,
-            nbytes=self._window_nbytes,
-            counts=self._counts,
+            nbytes=room,
             epoch=epoch,
-            batches=numbers,
+            batches=batches,
         )
+
+    def _made(self, epoch: int, numbers: range) -> Iterator[Batch]:
+        """Make some batches of an epoch."""
+        room = self._window_nbytes
+        windows = self._windows(self._order, epoch, numbers, room)
+        reads = WindowReads(windows, room, self._statistics)
         try:
             for number in numbers:
                 count = self._division.part_size(number)
                 batch = self._batches.made(count, reads.take(count))
-                self._counts.update(batches=1, patches=count)
                 yield batch
                 del batch
         finally:

@@ -65,17 +65,17 @@ class PairedArray:
         """Return the number of elements along the dimensions of a patch."""
         return tuple(self.store.shape)[len(self.leading) :]
 
-    def read_box(self, low: Sequence[int], high: Sequence[int]) -> gpustore.Future[Any]:
-        """Read elements from `low` up to `high`, counted from the first element."""
+    def box(self, low: Sequence[int], high: Sequence[int]) -> gpustore.TensorStore:
+        """Return the elements from `low` up to `high`, counted from the first element."""
         origin = self.store.domain.origin[len(self.leading) :]
         index = tuple(slice(o + lo, o + hi) for o, lo, hi in zip(origin, low, high, strict=True))
-        return self.store[(..., *index)].read()
+        return self.store[(..., *index)]
 
-    def read_patches(self, origins: Integers) -> gpustore.Future[Any]:
-        """Read whole patches, in the order of their origins."""
+    def crops(self, origins: Integers) -> tuple[Integers, tuple[int, ...]]:
+        """Return starts and shape, for ``read_many``, of whole patches in their order."""
         starts = np.zeros((len(origins), self.store.rank), np.int64)
         starts[:, len(self.leading) :] = origins
-        return self.store.read_many(starts + np.array(self.store.domain.origin), self.patch_shape)
+        return starts + np.array(self.store.domain.origin), self.patch_shape
 
 
 class Volume:

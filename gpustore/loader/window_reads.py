@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
@@ -13,6 +13,7 @@ import gpustore
 from gpustore.loader.division import Division
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.order import PatchOrder, Window
+from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
 
 Integers = NDArray[np.int64]
@@ -26,35 +27,18 @@ class WindowReads:
 
     Parameters
     ----------
-    order : PatchOrder
-    division : Division
-    volumes : sequence of Volume
-    edge : {"shift", "reflect", "fill"}
+    windows : generator of FetchedWindow
+        Windows of the batches, as :func:`windows_of` gives them.
     nbytes : int
         Bytes that windows may take together.
-    counts : Counter
-        Receives ``windows``, ``chunks_decoded`` and ``bytes_read`` of windows that are done.
-    epoch : int
-    batches : range
-        Numbers of the batches.
+    statistics : LoaderStatistics
+        Counts what windows read.
     """
 
     def __init__(
-        self,
-        order: PatchOrder,
-        division: Division,
-        volumes: Sequence[Volume],
-        *,
-        edge: str,
-        nbytes: int,
-        counts: Counter[str],
-        epoch: int,
-        batches: range,
+        self, windows: Generator[FetchedWindow], nbytes: int, statistics: LoaderStatistics
     ) -> None:
-        self._order, self._division = order, division
-        self._volumes, self._edge = volumes, edge
-        self._nbytes, self._counts = nbytes, counts
-        self._left = self._windows(epoch, batches)
+        self._left, self._nbytes, self._statistics = windows, nbytes, statistics
         self._following: FetchedWindow | None = None
         self._begun: deque[FetchedWindow] = deque()
         self._at = 0
@@ -85,48 +69,76 @@ class WindowReads:
         if self._begun and self._at == len(self._begun[0].numbers):
             self._done(self._begun.popleft())
             self._at = 0
+        if len(self._begun) < 2:
+            with self._statistics.spending("plan_s"):
+                self._plan()
+        return self._begun[0]
+
+    def _plan(self) -> None:
+        """Begin the next window, if there is room for it."""
         if not self._begun:
             self._begin(next(self._left) if self._following is None else self._following)
-        if len(self._begun) == 1:
-            if self._following is None:
-                self._following = next(self._left, None)
-            following = self._following
-            if following is not None and following.nbytes + self._begun[0].nbytes <= self._nbytes:
-                self._begin(following)
-        return self._begun[0]
+        if self._following is None:
+            self._following = next(self._left, None)
+        following = self._following
+        if following is not None and following.nbytes + self._begun[0].nbytes <= self._nbytes:
+            self._begin(following)
 
     def _begin(self, window: FetchedWindow) -> None:
         self._following = None
-        window.begin()
+        self._statistics.begin_reads(window.begin())
         self._begun.append(window)
 
     def _done(self, window: FetchedWindow) -> None:
-        counts = self._counts
-        counts["windows"] += 1
-        for one in window.arrays:
-            found = one.statistics()
-            counts["chunks_decoded"] += found.get("chunks_planned", 0)
-            counts["chunks_decoded"] -= found.get("chunks_missing", 0)
-            counts["bytes_read"] += found.get("bytes_fetched", 0)
+        self._statistics.end_window(window)
 
-    def _windows(self, epoch: int, batches: range) -> Generator[FetchedWindow]:
-        strata = partial(self._order.strata, epoch)
-        for window in self._order.windows(epoch, batches.start * self._division.size):
-            chosen, rows = self._division.chosen(window, batches, strata)
-            if len(chosen):
-                yield from self._fitting(window, chosen, rows)
 
-    def _fitting(self, window: Window, chosen: Integers, rows: Integers) -> Iterator[FetchedWindow]:
-        """Yield a window, or parts of it one after the other if it takes too much memory."""
-        found = FetchedWindow(window, self._volumes[window.volume], chosen, rows, self._edge)
-        if found.nbytes <= self._nbytes:
+def windows_of(
+    order: PatchOrder,
+    division: Division,
+    volumes: Sequence[Volume],
+    *,
+    edge: str,
+    nbytes: int,
+    epoch: int,
+    batches: range,
+) -> Generator[FetchedWindow]:
+    """Yield the windows of a rank's parts of some batches, in order; nothing is read yet.
+
+    Parameters
+    ----------
+    order : PatchOrder
+    division : Division
+    volumes : sequence of Volume
+    edge : {"shift", "reflect", "fill"}
+    nbytes : int
+        Most bytes of a window: larger ones are divided.
+    epoch : int
+    batches : range
+        Numbers of the batches.
+
+    Raises
+    ------
+    LimitError
+        If a patch alone takes more.
+    """
+
+    def fitting(window: Window, chosen: Integers, rows: Integers) -> Iterator[FetchedWindow]:
+        found = FetchedWindow(window, volumes[window.volume], chosen, rows, edge)
+        if found.nbytes <= nbytes:
             yield found
         elif len(chosen) > 1:
             half = len(chosen) // 2
-            yield from self._fitting(window, chosen[:half], rows[:half])
-            yield from self._fitting(window, chosen[half:], rows[half:])
+            yield from fitting(window, chosen[:half], rows[:half])
+            yield from fitting(window, chosen[half:], rows[half:])
         else:
             raise gpustore.LimitError(
-                f"memory: a patch takes {found.nbytes} bytes, and {self._nbytes} are left beside "
-                "the batches; choose more memory, or smaller patches"
+                f"memory: a patch takes {found.nbytes} bytes, and {nbytes} are left beside the "
+                "batches; choose more memory, or smaller patches"
             )
+
+    strata = partial(order.strata, epoch)
+    for window in order.windows(epoch, batches.start * division.size):
+        chosen, rows = division.chosen(window, batches, strata)
+        if len(chosen):
+            yield from fitting(window, chosen, rows)

@@ -1,0 +1,131 @@
+"""Statistics of loaders: counts are those of the reads, the stage that is busy longest limits."""
+
+import json
+import os
+import pickle
+import re
+import time
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.loader import PatchLoader, RandomPatches
+from gpustore.loader.statistics import limiting_stage
+
+SHAPE = (32, 32, 32)
+
+
+def stored(values, context=None, **options):
+    store = gpustore.open(
+        "memory://statistics/|zarr3:",
+        create=True,
+        delete_existing=True,
+        dtype="uint16",
+        shape=SHAPE,
+        chunks=(8, 8, 8),
+        codec="zstd",
+        context=context or gpustore.Context(),
+        **options,
+    ).result()
+    store[: len(values)].write(values).result()
+    return store
+
+
+@pytest.fixture(scope="module")
+def values():
+    return np.arange(np.prod(SHAPE), dtype="uint16").reshape(SHAPE) // 7
+
+
+def loader_of(store, **options):
+    sampler = RandomPatches((9, 9, 9), per_epoch=200, window=20_000)
+    return PatchLoader(store, sampler=sampler, batch_size=8, **options)
+
+
+def run(loader):
+    for _ in loader:
+        pass
+    return loader.stats()
+
+
+def test_all_entries_are_described_one_by_one(values):
+    found = run(loader_of(stored(values)))
+    assert re.findall(r"^ +``(\w+)`` : ", PatchLoader.stats.__doc__, re.MULTILINE) == [*found]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_counts_are_those_of_the_reads(values):
+    loader = loader_of({"a": stored(values), "b": stored(values[:16])})
+    before = dict(gpustore.statistics.snapshot())
+    run(loader)
+    found = run(loader)
+    done = {name: n - before.get(name, 0) for name, n in gpustore.statistics.snapshot().items()}
+    assert found["bytes_read"] == done["bytes_fetched"]
+    assert found["bytes_decoded"] == done["bytes_decoded"]
+    assert found["chunks_missing"] == done["chunks_missing"] > 0
+    assert found["chunks_decoded"] == done["chunks_planned"] - done["chunks_missing"]
+    # Both epochs touch all chunks of both arrays.
+    assert found["decodes_per_chunk"] == done["chunks_planned"] / (2 * 2 * 4**3)
+    assert (found["batches"], found["patches"]) == (50, 400)
+
+
+def test_chunks_in_a_cache_are_not_decoded(values):
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
+    loader = loader_of(stored(values[:16], context))
+    run(loader)
+    found = run(loader)
+    assert found["chunks_decoded"] == 2 * 4 * 4
+    assert found["chunks_cached"] > 2 * 4 * 4 < found["chunks_missing"]
+    assert found["decodes_per_chunk"] > 1
+
+
+def test_arrays_in_memory_have_no_chunks(values):
+    found = run(loader_of(gpustore.array(values)))
+    assert (found["chunks_decoded"], found["decodes_per_chunk"], found["patches"]) == (0, 0, 200)
+
+
+def test_other_processes_count_what_they_do(values, tmp_path):
+    loader = loader_of(gpustore.save(str(tmp_path), values, chunks=(8, 8, 8)))
+    run(loader)
+    assert pickle.loads(pickle.dumps(loader)).stats()["patches"] == 0
+    child = os.fork()
+    if child == 0:
+        os._exit(loader.stats()["patches"] == 0 and run(loader)["patches"] == 200)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert loader.stats()["patches"] == 200
+
+
+def test_nothing_limits_before_the_first_batch(values):
+    assert loader_of(stored(values)).stats()["limited_by"] is None
+
+
+def test_a_slow_program_limits(values):
+    names = "read_s", "plan_s", "cut_s", "convert_s"
+
+    def use(batch):
+        end = time.perf_counter() + 2 * sum(loader.stats()[name] for name in names)
+        while time.perf_counter() < end:
+            pass
+
+    loader = loader_of(stored(values), transform=use)
+    assert run(loader)["limited_by"] == "consumer"
+
+
+@pytest.mark.parametrize(
+    ("stage", "changed"),
+    [
+        ("storage", {"stalled_cpu_s": 0.5}),
+        ("storage", {"bytes_decoded": 1000}),
+        ("decode", {}),
+        ("cut", {"plan_s": 4.0, "cut_s": 4.0}),
+        ("cut", {"convert_s": 8.0}),
+        ("consumer", {"used_s": 8.0}),
+        (None, {"read_s": 0.0, "plan_s": 0.0, "cut_s": 0.0, "convert_s": 0.0, "used_s": 0.0}),
+    ],
+)
+def test_the_stage_that_was_busy_longest_limits(stage, changed):
+    found = {
+        **{"read_s": 7.0, "plan_s": 0.1, "cut_s": 3.0, "convert_s": 1.0, "used_s": 4.0},
+        **{"bytes_read": 1000, "bytes_decoded": 3000, "stalled_s": 5.0, "stalled_cpu_s": 4.0},
+    }
+    assert limiting_stage(found | changed) == stage
