@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,54 +14,63 @@ from gpustore import registry
 from gpustore.loader.volume import PairedArray
 
 
+@dataclass(frozen=True)
 class ElementConversion:
-    """Conversion of the elements of one array.
+    """Conversion of the elements of one array, the same in host memory and on a device.
+
+    Without `scale` it is that of ``astype`` of NumPy and ml_dtypes. With it an element becomes
+    ``(x - offset) * scale``, both steps in float64, and is then rounded once to the data type of
+    the batch, to bfloat16 by way of float32.
 
     Attributes
     ----------
     dtype : numpy.dtype
         Data type of the elements in batches.
-    scale : (low, high) or None
-        Values that become 0 and 1.
+    offset, scale : float or None
+        Value that becomes 0, and reciprocal of its distance from the one that becomes 1.
     """
 
-    def __init__(self, dtype: np.dtype[Any], scale: tuple[float, float] | None) -> None:
-        self.dtype = dtype
-        self.scale = scale
+    dtype: np.dtype[Any]
+    offset: float | None = None
+    scale: float | None = None
 
     @classmethod
     def of(cls, array: PairedArray, dtype: Any, normalize: Any) -> ElementConversion:
-        """Return the conversion of an array, from parameters of the loader."""
+        """Return the conversion of an array, from parameters of the loader.
+
+        Raises
+        ------
+        ValueError
+            If the range is empty or infinite, or the data type has no fractions.
+        """
         if isinstance(dtype, Mapping):
             dtype = dtype.get(array.name)
         if isinstance(normalize, Mapping):
             normalize = normalize.get(array.name)
-        scale = None
-        if normalize is not None:
-            low, high = (float(n) for n in normalize)
-            if not low < high:
-                raise ValueError(f"normalize: expected low < high, got {low} and {high}")
-            scale = low, high
         found = np.dtype(dtype) if dtype is not None else array.dtype
-        if scale is not None and dtype is None:
+        if normalize is None:
+            return cls(found)
+        low, high = (float(n) for n in normalize)
+        if not 0 < high - low < np.inf:
+            raise ValueError(f"normalize: expected finite low < high, got {low} and {high}")
+        if dtype is None:
             found = np.dtype(np.float32)
-        if scale is not None and found.kind not in "fcV":
+        if found.kind not in "fcV":
             raise ValueError(
                 f"normalize: array {array.name!r} becomes {found}, which has no fractions; choose "
                 "a dtype of floating-point numbers"
             )
-        return cls(found, scale)
+        return cls(found, low, 1 / (high - low))
 
     def __call__(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Write converted `values` to `out`, of the same shape and :attr:`dtype`."""
-        if self.scale is None:
+        if self.offset is None or self.scale is None:
             np.copyto(out, values, casting="unsafe")
             return
-        low, high = self.scale
-        exact: Any = self.dtype if self.dtype.itemsize >= 4 else np.float32
+        exact: Any = np.complex128 if self.dtype.kind == "c" else np.float64
         room = out if self.dtype == exact else np.empty(out.shape, exact)
-        np.subtract(values, low, out=room, dtype=exact)
-        room *= room.dtype.type(1 / (high - low))
+        np.subtract(values, self.offset, out=room, dtype=exact)
+        room *= self.scale
         if room is not out:
             np.copyto(out, room, casting="unsafe")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpustore.loader.batches import Batch
 from gpustore.loader.element_conversion import ElementConversion, library_arrays
+from gpustore.loader.layout import Layout
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import PairedArray
 from gpustore.loader.window_reads import Part
@@ -21,7 +22,7 @@ class HostBatches:
     ----------
     arrays : sequence of PairedArray
         Arrays of a volume; those of others have patches of the same shapes and data types.
-    conversions : mapping of str to ElementConversion
+    conversions, layouts : mapping of str to ElementConversion, and to Layout
         By name of the array.
     library : {"numpy", "torch", "jax"}
     statistics : LoaderStatistics
@@ -34,12 +35,13 @@ class HostBatches:
         self,
         arrays: Sequence[PairedArray],
         conversions: Mapping[str, ElementConversion],
+        layouts: Mapping[str, Layout],
         library: str,
         statistics: LoaderStatistics,
         *,
         numbers_volumes: bool,
     ) -> None:
-        self._arrays, self._conversions = arrays, conversions
+        self._arrays, self._conversions, self._layouts = arrays, conversions, layouts
         self._library, self._statistics = library, statistics
         self._numbers_volumes = numbers_volumes
         self._given = self._library_arrays()
@@ -54,9 +56,13 @@ class HostBatches:
         parts : iterable of Part
             Each is dropped before the next is taken.
         """
-        rooms = [
-            np.empty((count, *one.patch_shape), self._conversions[one.name].dtype)
+        arrays = [
+            np.empty((count, *self._layouts[one.name].shape), self._conversions[one.name].dtype)
             for one in self._arrays
+        ]
+        rooms = [
+            self._layouts[one.name].patches(array)
+            for one, array in zip(self._arrays, arrays, strict=True)
         ]
         origin = np.empty((count, len(self._arrays[0].patch)), np.int64)
         volume = np.empty(count, np.int64)
@@ -76,8 +82,8 @@ class HostBatches:
             del window, array
         with statistics.spending("convert_s"):
             batch: Batch = {
-                one.name: self._given[one.name](room)
-                for room, one in zip(rooms, self._arrays, strict=True)
+                one.name: self._given[one.name](array)
+                for one, array in zip(self._arrays, arrays, strict=True)
             }
         batch["origin"] = origin
         if self._numbers_volumes:

@@ -17,6 +17,7 @@ from gpustore.loader.explanation import LoaderExplanation, explained
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.host_batches import HostBatches
+from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
@@ -65,7 +66,14 @@ class PatchLoader:
         Data type that elements are converted to: of all arrays, or by name. By default that of the
         store, float32 for arrays that are normalised.
     normalize : (low, high) or dict, optional
-        Values that become 0 and 1: of all arrays, or by name.
+        Values that become 0 and 1: of all arrays, or by name. Computed in float64.
+    layout : str, sequence of (str, int or None), or dict, optional
+        Order of the dimensions of a patch in batches, behind that of the batch: of all arrays, or
+        by name; by default that of the store. Each is named by its label in the store's domain, of
+        any case, or by its number; ``"zyxc"`` is ``("z", "y", "x", "c")``. The dimensions of
+        stores without labels are the last ones of t, c, z, y, x. A dimension with one element may
+        be left out. None, and ``"c"`` where there is none, is a new one of length 1, so that
+        ``"czyx"`` gives the channel dimension that PyTorch and MONAI expect.
     prefetch : int
         Most batches made before they are asked for; 0 makes each when it is asked for.
     memory : int or str
@@ -108,6 +116,7 @@ class PatchLoader:
         to: str = "numpy",
         dtype: Any = None,
         normalize: Any = None,
+        layout: Any = None,
         prefetch: int = 2,
         memory: int | str = "1 GiB",
         dist: str | Ranks | Callable[[], Ranks] | None = None,
@@ -137,9 +146,10 @@ class PatchLoader:
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
+        layouts = {one.name: Layout.of(one, layout) for one in first}
         self._statistics = LoaderStatistics()
         self._batches = HostBatches(
-            first, conversions, to, self._statistics, numbers_volumes=is_list
+            first, conversions, layouts, to, self._statistics, numbers_volumes=is_list
         )
         batch_nbytes = batch_size * sum(
             math.prod(one.patch_shape) * conversions[one.name].dtype.itemsize for one in first

@@ -1,0 +1,31 @@
+"""Conversions of elements of batches."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.loader import PatchLoader, RandomPatches
+
+
+@pytest.mark.parametrize("target", ["float16", ml_dtypes.bfloat16, "float32", "float64"])
+@pytest.mark.parametrize("source", ["bool", ">u2", "int8", "uint64", ">f4"])
+def test_normalised_elements_are_rounded_once(source, target):
+    with np.errstate(all="ignore"):
+        values = (np.arange(99) * (2**56 + 1)).astype("uint64").astype(source)
+    low, high = float(values.min()), float(values.max())
+    loader = PatchLoader(
+        gpustore.array(values),
+        sampler=RandomPatches((99,), per_epoch=1),
+        batch_size=1,
+        dtype=target,
+        normalize=(low, high),
+    )
+    (batch,) = loader
+    exact = (values.astype("float64") - low) * (1 / (high - low))
+    if target is ml_dtypes.bfloat16:
+        exact = exact.astype("float32")
+    assert batch["image"].dtype == target
+    assert batch["image"][0].tobytes() == exact.astype(target).tobytes()
+    assert batch["image"].min() == 0
+    assert target == "float64" or batch["image"].max() == 1
