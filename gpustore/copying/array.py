@@ -85,7 +85,6 @@ class ArrayCopy:
             done += nbytes
             if journal is not None:
                 journal.advance(path)
-            progress(done)
 
         def left() -> str:
             if done == plan.nbytes:

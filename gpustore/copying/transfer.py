@@ -76,7 +76,7 @@ def transfer(
         whole chunks of a region that is being written may be stored.
     moving : callable
         Called every now and then with the bytes of regions under way: half of a region is done when
-        it is decoded, the other half chunk by chunk as it is stored.
+        it is decoded, the other half when it is encoded and stored; each chunk by chunk.
     first : int
         First region to copy; the regions before it are stored.
 
@@ -94,16 +94,18 @@ def transfer(
         return math.prod(region_shape(region)) * plan.itemsize
 
     def under_way() -> int:
-        """Half of the bytes that are decoded and of those that are stored."""
+        """Half of the bytes that are decoded, a quarter of those encoded and of those stored."""
         halves = 0.0
         for region, read in reads:
             nbytes = nbytes_of(region)
             known = nbytes if read.done() else read.statistics["bytes_decoded"]
             halves += min(nbytes, known) / 2
         for region, write in writes:
+            nbytes = nbytes_of(region)
             values = math.prod(map(len, ranges_of(region, stored)))
-            share = write.statistics["values_stored"] / max(1, values)
-            halves += nbytes_of(region) * (1 + min(1.0, share)) / 2
+            share = min(1.0, write.statistics["values_stored"] / max(1, values))
+            share += min(1.0, write.statistics["bytes_encoded"] / max(1, nbytes))
+            halves += nbytes * (1 + share / 2) / 2
         return int(halves)
 
     def showing(nbytes: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
@@ -19,9 +20,12 @@ from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS, begin_amount
 
 Strides = tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
+
+_Counted = tuple[Job, Callable[[Callable[[], object]], None]]
+"""A job, and the function that ends its part of a counter (:func:`begin_amount`)."""
 
 
 class NativeRead:
@@ -62,7 +66,7 @@ class NativeRead:
         self._threads = threads
         self._read_left = read_left
         self._lock = threading.Lock()
-        self._job: Job | None = None
+        self._job: _Counted | None = None
         self._number = 0  # of the job, from 1 on
         self._failed = sys.maxsize  # number of the first job that has failed
         self._error: Exception | None = None
@@ -84,18 +88,19 @@ class NativeRead:
             raise error
 
     def _read(self, wanted: CancelToken) -> None:
-        number, job = self._after(0)
-        while job is not None:
+        number, one = self._after(0)
+        while one is not None:
+            job, end = one
             while (progress := job.read(wanted)) == AGAIN and number < self._failed:
                 wanted.check()
             wanted.check()
             if number > self._failed:
                 return
             if progress == ENDED:
-                self._finish(number, job)
-            number, job = self._after(number)
+                self._finish(number, job, end)
+            number, one = self._after(number)
 
-    def _after(self, number: int) -> tuple[int, Job | None]:
+    def _after(self, number: int) -> tuple[int, _Counted | None]:
         """Return the job after that of `number`, which has no rows left to take.
 
         None after the last one, or if one has failed.
@@ -108,15 +113,16 @@ class NativeRead:
                 self._number += 1
             return self._number, None if has_failed else self._job
 
-    def _made(self, table: RowTable) -> Job:
+    def _made(self, table: RowTable) -> _Counted:
         if self._directory is None:
             self._directory = self._open_directory()
-        return Job.of(self._array, table, *self._strides, self._out, self._directory, self._threads)
+        job = Job.of(self._array, table, *self._strides, self._out, self._directory, self._threads)
+        return job, begin_amount("bytes_decoded", job.decoded)
 
-    def _finish(self, number: int, job: Job) -> None:
+    def _finish(self, number: int, job: Job, end: Callable[[Callable[[], object]], None]) -> None:
         """Count what was done, and read what was left."""
         counts = job.counts()
-        count(counts)
+        end(partial(count, counts))
         if not counts.left:
             return
         try:

@@ -7,7 +7,7 @@ than files, it encodes only. What it leaves alone the caller does in Python.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -52,11 +52,11 @@ def write_native(
     errors: dict[int, GpustoreError] = {}
     try:
         missing = [] if array.keep_fill else _delete_fill(array, rows, job, errors)
-        begin = _write_some(rows, job, 0, directories, errors)
+        begin = _write_some(array, rows, job, 0, directories, errors)
         while begin < len(rows):
             more = array.store.write_directories()
             assert more is not None
-            begin = _write_some(rows, job, begin, more, errors)
+            begin = _write_some(array, rows, job, begin, more, errors)
     finally:
         array.forget(rows.keys)
         done = {row for row, status in enumerate(job.status) if status == DONE}
@@ -134,8 +134,7 @@ def _encode_rows(
         while not array.keep_fill and job.find_fill(wanted):
             wanted.check()
         job.take(0, len(some))
-        while job.encode(wanted):
-            wanted.check()
+        _encode(array, job, job.encode, wanted)
         for row, status, at, nbytes in zip(some, job.status, job.at, job.stored):
             if status == DONE:
                 values[first + row] = encoded[at : at + nbytes].data
@@ -159,7 +158,24 @@ def _delete_fill(
     return missing
 
 
+def _encode(
+    array: ChunkedArray,
+    job: WriteJob,
+    step: Callable[[CancelToken], bool],
+    wanted: CancelToken,
+) -> None:
+    """Call a step until all rows are looked at, and count what is encoded after each slice."""
+    before, more = job.done(), True
+    while more:
+        wanted.check()
+        more = step(wanted)
+        done = job.done()
+        STATISTICS.add(bytes_encoded=(done - before) * array.chain.layout.nbytes)
+        before = done
+
+
 def _write_some(
+    array: ChunkedArray,
     rows: PlanWindow,
     job: WriteJob,
     begin: int,
@@ -179,10 +195,7 @@ def _write_some(
         else:
             end = len(keys)
         job.take(begin, end)
-        wanted = CancelToken.current()
-        wanted.check()
-        while job.write(wanted):
-            wanted.check()
+        _encode(array, job, job.write, CancelToken.current())
     finally:
         done = [row for row in range(begin, end) if status[row] == DONE]
         directories.changed(done, keys)

@@ -18,16 +18,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import call
 from typing import Any
 
 from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.native.job import NO_COUNTS, Counts
 from gpustore.backends.native.request import MOST_ROWS, Request
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
 from gpustore.runtime.cancel_token import CancelToken, cancelled_error
 from gpustore.runtime.future import Future, epoch, new
-from gpustore.runtime.statistics import STATISTICS, Operation, attributed
+from gpustore.runtime.statistics import STATISTICS, Operation, attributed, begin_amount
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
@@ -134,13 +136,12 @@ class StridedRead:
         if planned is None:
             return self.again(self)
         request, threads, _ = planned
+        end = begin_amount("bytes_decoded", request.decoded)
 
         def finish() -> Any:
             counts, _ = request.end()
-            if counts.left:
-                return self.again(self)
-            count(counts)
-            return self.result
+            end(partial(count, NO_COUNTS if counts.left else counts))
+            return self.again(self) if counts.left else self.result
 
         work = partial(_work, request, ())
         return array.executor.run_all([work] * threads, finish, helped=True, asked=asked)
@@ -200,12 +201,20 @@ def _begin_together(
         return False
 
     rest = deque(reads)
+    operations = [shared] if of_batch else [future._statistics for future in futures]
+    end = call
+    if chunks * _row_s(array) > LONG_S:  # Of shorter ones nobody sees a part.
+        share = partial(_share, request, len(operations))
+        end = begin_amount("bytes_decoded", share, operations)
+
+    def add(counts: Counts) -> None:
+        count(counts)
+        if not of_batch:
+            shared.divide(operations)
 
     def finish() -> None:
         counts, left = request.end()
-        count(counts)
-        if not of_batch:
-            shared.divide([future._statistics for future in futures])
+        end(partial(add, counts))
         for is_left in left:
             one, future = rest[0]
             try:
@@ -261,6 +270,10 @@ def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
         wanted.check()
         if futures and all(future.cancelled() for future in futures):
             raise cancelled_error()
+
+
+def _share(request: Request, reads: int) -> int:
+    return request.decoded() // reads
 
 
 def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:

@@ -292,6 +292,8 @@ def _gather(array: ChunkedArray, overlays: Sequence[Overlay]) -> list[Buffer | N
             keep_fill=array.keep_fill,
             decode_rule=array.decode_rule,
         )
+        count = len(found) - found.count(None)
+        STATISTICS.add(bytes_encoded=count * array.chain.layout.nbytes)
         for place, value in zip(places, found, strict=True):
             values[place] = value
     return values

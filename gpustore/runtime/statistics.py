@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import ClassVar, Final, TypeVar
 
@@ -35,6 +35,7 @@ COUNTERS: Final = MappingProxyType(
         "key_reads": "keys (or byte ranges of keys) of chunks and shards asked of a kvstore",
         "bytes_fetched": "encoded bytes of chunks and shards that came from a kvstore",
         "bytes_decoded": "decoded bytes of chunks (or parts of uncompressed ones) that were read",
+        "bytes_encoded": "decoded bytes of chunks that writes encoded",
         "values_stored": "chunks and shards that went to a kvstore",
         "bytes_stored": "encoded bytes of chunks and shards that went to a kvstore",
         "bytes_to_device": "bytes copied from host to device memory",
@@ -130,9 +131,21 @@ class Operation(Statistics):
         Kind of the operation, for people.
     """
 
-    __slots__ = ()
+    __slots__ = ("_running",)
 
     kind: ClassVar[str] = "operation"
+    _running: tuple[tuple[str, Callable[[], int]], ...]  # work that is not counted yet
+
+    def __getitem__(self, name: str) -> int:
+        with _lock:
+            running = getattr(self, "_running", ())
+            return self._counts.get(name, 0) + sum([f() for one, f in running if one == name])
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the counters that are not 0, by name, as of one moment."""
+        with _lock:
+            names = {*self._counts, *(name for name, _ in getattr(self, "_running", ()))}
+            return {name: amount for name in sorted(names) if (amount := self[name])}
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
@@ -213,3 +226,37 @@ def attributed(operation: Operation | None, begin: Callable[[], T]) -> T:
         return begin()
     finally:
         CURRENT.operation = outer
+
+
+def begin_amount(
+    name: str, amount: Callable[[], int], operations: Sequence[Operation | None] = ()
+) -> Callable[[Callable[[], object]], None]:
+    """Let a counter include what work under way has done, before that is added to it.
+
+    Parameters
+    ----------
+    name : str
+        Counter of the operations.
+    amount : callable
+        Called by whoever looks at the counter.
+    operations : sequence of Operation or None, optional
+        By default that of the calling thread.
+
+    Returns
+    -------
+    callable
+        To be called once when the work is over, with a function that adds what it has done.
+    """
+    entry = name, amount
+    some = [one for one in operations or (CURRENT.operation,) if one is not None]
+    with _lock:
+        for one in some:
+            one._running = (*getattr(one, "_running", ()), entry)
+
+    def end(count: Callable[[], object]) -> None:
+        with _lock:
+            for one in some:
+                one._running = tuple([other for other in one._running if other is not entry])
+            count()
+
+    return end

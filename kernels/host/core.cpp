@@ -166,7 +166,7 @@ EXPORT std::int64_t gpustore_core_read_planned(
 EXPORT void gpustore_core_end(gpustore::PlannedJob* planned, std::int64_t* counts, unsigned char* left) {
     using namespace gpustore;
     const Job& job = planned->job;
-    counts[0] = job.reads, counts[1] = job.fetched, counts[2] = job.decoded;
+    counts[0] = job.reads, counts[1] = job.fetched, counts[2] = *job.decoded;
     counts[3] = job.missing, counts[4] = job.left;
     for (i64 row = 0; left && row < job.rows; row++) {
         if (job.status[row] == DONE || job.status[row] == MISSING) continue;

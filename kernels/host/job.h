@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 47409719949279045;
+constexpr i64 ABI = 11657599627395672;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -133,9 +133,10 @@ struct Job {
     const u8* const* values;  // encoded values in memory, null for missing ones; null for files
     const i64* sizes;         // bytes of each of them
     u8* status;               // of each row
+    std::atomic<i64>* decoded;  // bytes so far, which Python may look at meanwhile
     std::atomic<i64> next;    // unit that is taken next
     std::atomic<i64> finished;  // units that are over
-    std::atomic<i64> reads, fetched, decoded, missing, left;
+    std::atomic<i64> reads, fetched, missing, left;
 };
 
 // Use of an input dimension by an output one: index = offset + stride * (index in the domain).
@@ -159,6 +160,7 @@ struct Request {
     i64 directory, resolve;
     const char* prefix;
     i64 most_rows, threads;
+    std::atomic<i64>* decoded;  // as in Job
     i64 count;                // of the items, which follow
 
     const Item* items() const { return reinterpret_cast<const Item*>(this + 1); }

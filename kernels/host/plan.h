@@ -77,6 +77,7 @@ public:
         job.out = planned.out.data();
         job.threads = request_.threads;
         job.status = planned.status.data();
+        job.decoded = request_.decoded;
         return true;
     }
 

@@ -52,6 +52,7 @@ public:
             const i64 stop = std::min(begin + taken, job_.units);
             for (i64 unit = begin; unit < stop; unit++) read_unit(job_.unit[unit], job_.unit[unit + 1]);
             finished_ += stop - begin;
+            job_.decoded->fetch_add(decoded_, std::memory_order_relaxed), decoded_ = 0;
             if (nanoseconds && Clock::now() >= end) {
                 more = job_.next.load(std::memory_order_relaxed) < job_.units;
                 break;
@@ -60,8 +61,7 @@ public:
         file_.close();
         scratch_.shrink(Scratch::KEPT_NBYTES);
         if (!finished_) return more ? AGAIN : TAKEN;  // Python may look at the counters already
-        job_.reads += reads_, job_.fetched += fetched_, job_.decoded += decoded_;
-        job_.missing += missing_, job_.left += left_;
+        job_.reads += reads_, job_.fetched += fetched_, job_.missing += missing_, job_.left += left_;
         // Last: whoever finishes the last unit sees what all have counted.
         if (job_.finished.fetch_add(finished_) + finished_ == job_.units) return ENDED;
         return more ? AGAIN : TAKEN;

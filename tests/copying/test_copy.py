@@ -152,6 +152,20 @@ def test_progress_grows_from_zero_to_all(tmp_path):
     assert {call[1:] for call in calls} == {(VALUES.nbytes, threading.current_thread())}
 
 
+def test_progress_never_goes_back(tmp_path):
+    """Also when the first of several regions under way is stored."""
+    gpustore.save(f"{tmp_path}/a", VALUES, chunks=(2, 32))
+    done = []
+    gpustore.copy(
+        tmp_path / "a",
+        tmp_path / "b",
+        memory=4 * VALUES[:2].nbytes,
+        progress=lambda nbytes, total: done.append(nbytes),
+    )
+    assert len({*done}) > 4
+    assert done == sorted(done)
+
+
 def test_progress_moves_within_a_region(tmp_path):
     """All chunks are one region, which is half done when it is read."""
     gpustore.save(f"{tmp_path}/a", VALUES, chunks=(8, 32))

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from gpustore.kvstores.base import KeyDirectory
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.pipelines.native_read import NativeRead
 from gpustore.planning import chunk_plan
+from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.statistics import Operation, attributed
 from tests.pipelines.arrays import make_array, whole
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native core")
@@ -31,16 +34,17 @@ def begun(tmp_path, monkeypatch):
     out = memory_of(np.zeros(array.shape, "u2"))
     [(_, plan)] = array.plans(whole(array), out.strides)
 
-    def directory():
-        descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-        return KeyDirectory(descriptor, 0, b"", bytes)
-
     def begin(threads, read_left):
         tables = plan.tables(threads, ROWS)
         strides = [plan.src_stride], [plan.dst_stride]
+        directory = partial(directory_of, tmp_path)
         return NativeRead(array.native, tables, strides, [out], directory, threads, read_left)
 
     return begin
+
+
+def directory_of(folder):
+    return KeyDirectory(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), 0, b"", bytes)
 
 
 def run(reading, threads):
@@ -86,3 +90,29 @@ def test_what_python_can_read_ends_the_read(begun):
     reading = begun(2, lambda table, rows: found.append(int(table.columns().cells[0][0])))
     assert run(reading, 2) == []
     assert sorted(found) == [i * ROWS for i in range(5)]
+
+
+def test_bytes_are_counted_while_the_core_reads(tmp_path, monkeypatch):
+    """A slice of time ends after a quarter of a table."""
+    monkeypatch.setattr("gpustore.backends.native.job.SLICE_NS", 1)
+    for i in range(32):
+        (tmp_path / str(i)).write_bytes(bytes([i, 0]))
+    store = KvStore.open(f"file://{tmp_path}/").result().driver
+    array = make_array((32,), (1,), store=store, key_prefix="")
+    out = np.zeros(array.shape, "u2")
+    [(_, plan)] = array.plans(whole(array), memory_of(out).strides)
+    one, seen = Operation(), []
+
+    def make():
+        tables, strides = plan.tables(1, 16), ([plan.src_stride], [plan.dst_stride])
+        directory = partial(directory_of, tmp_path)
+        return NativeRead(array.native, tables, strides, [memory_of(out)], directory, 1, None)
+
+    def is_cancelled():
+        seen.append(one["bytes_decoded"])
+
+    reading = attributed(one, make)
+    attributed(one, lambda: CancelToken(is_cancelled).during(reading.work))
+    assert out.tolist() == list(range(32))
+    assert sorted({*seen}) == [16, 32, 48, 64]
+    assert one.snapshot() == {"bytes_decoded": 64, "bytes_fetched": 64, "key_reads": 32}

@@ -26,7 +26,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.pipelines import writes_under_way
 from gpustore.pipelines.write import write
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.statistics import STATISTICS
+from gpustore.runtime.statistics import CURRENT, STATISTICS
 from tests.backends.native.stored_arrays import (
     counted_threads,
     encoded_in_python,
@@ -424,3 +424,30 @@ def test_directories_and_files_reach_the_disk_if_asked_for(tmp_path, sync, monke
     write(array, whole(array), 5).result()
     assert store.written == ()
     assert sorted(set(synced)) == ([str(tmp_path), f"{tmp_path}/c"] if sync else [])
+
+
+@pytest.mark.parametrize("levels", [False, True], ids=["chunks", "shards"])
+def test_bytes_are_counted_while_the_core_encodes(tmp_path, monkeypatch, levels):
+    """A slice of time ends after each chunk."""
+    monkeypatch.setattr("gpustore.backends.native.write_job._SLICE_NS", 1)
+    chunks = {"chunks": 4, "shards": 16} if levels else {"chunks": 4}
+    store = gpustore.create_array(
+        f"file://{tmp_path}/",
+        shape=[16],
+        dtype="uint8",
+        **chunks,
+        context={"file_io_sync": False, "data_copy_concurrency": {"limit": 1}},
+    ).result()
+    seen, step = [], "encode" if levels else "write"
+    one = getattr(WriteJob, step)
+
+    def slice_written(job, wanted):
+        seen.append(CURRENT.operation["bytes_encoded"])
+        return one(job, wanted)
+
+    monkeypatch.setattr(WriteJob, step, slice_written)
+    written = store.write(np.ones(16, "u1"))
+    written.result()
+    assert seen == [0, 4, 8, 12]
+    assert written.statistics["bytes_encoded"] == 16
+    assert written.statistics["values_stored"] == (1 if levels else 4)

@@ -489,3 +489,30 @@ def test_a_batch_submitted_before_a_fork_fails_in_the_child(tmp_path):
         print([future.result()[0] == i % 3 for i, future in enumerate(futures)].count(True))
     """
     assert run_python(code).stdout.splitlines() == ["6", "6"]
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_bytes_are_counted_while_the_core_reads(tmp_path, monkeypatch, reads):
+    """Each slice of time ends after a quarter of the chunks; reads that share a pass share it."""
+    created(tmp_path, [128, 64], [8, 8], "uint16", [LITTLE, ZLIB])[...] = 1
+    monkeypatch.setattr("gpustore.backends.native.request.SLICE_NS", 1)
+    monkeypatch.setattr(strided_reads, "LONG_S", 0)
+    futures, seen = [], []
+    read = Request.read
+
+    def slice_read(request, wanted):
+        more = read(request, wanted)
+        seen.append([future.statistics["bytes_decoded"] for future in futures])
+        return more
+
+    monkeypatch.setattr(Request, "read", slice_read)
+    store = open_at(tmp_path, {}, data_copy_concurrency={"limit": 1})
+    with busy(store):
+        futures += [store.read() for _ in range(reads)]
+        for future in futures:
+            future.force()
+    for future in futures:
+        assert (future.result() == 1).all()
+    nbytes = 128 * 64 * 2
+    assert seen == [[nbytes * i // (4 * reads)] * reads for i in range(1, 5)]
+    assert sum(future.statistics["bytes_decoded"] for future in futures) == nbytes

@@ -19,6 +19,7 @@ from gpustore.runtime.statistics import (
     Operation,
     Statistics,
     attributed,
+    begin_amount,
     operation,
 )
 
@@ -54,6 +55,24 @@ def test_an_operation_within_another_is_a_part_of_it():
     with pytest.raises(ZeroDivisionError):
         operation(lambda: 1 / 0)
     assert CURRENT.operation is None
+
+
+def test_work_under_way_is_counted_before_it_ends():
+    one, two, done = Operation(), Operation(), [0]
+    before = STATISTICS["bytes_decoded"]
+    one.add(bytes_decoded=5)
+    end = begin_amount("bytes_decoded", lambda: done[0] // 2, [one, two, None])
+    done[0] = 6
+    assert (one["bytes_decoded"], two["bytes_decoded"], one["reads"]) == (8, 3, 0)
+    assert (one.snapshot(), two.snapshot()) == ({"bytes_decoded": 8}, {"bytes_decoded": 3})
+    end(lambda: one.add(bytes_decoded=6))
+    assert (one["bytes_decoded"], two["bytes_decoded"]) == (11, 0)
+    assert STATISTICS["bytes_decoded"] - before == 11
+    begun = attributed(two, lambda: begin_amount("reads", lambda: 1))
+    assert two["reads"] == 1
+    begun(lambda: None)
+    assert two.snapshot() == {}
+    begin_amount("reads", lambda: 1)(lambda: None)  # Of no operation.
 
 
 @pytest.mark.parametrize("kind", [Statistics, Operation])
@@ -145,7 +164,7 @@ def test_counts_of_chunks():
     crops |= {"bytes_fetched": CHUNK_NBYTES, "bytes_decoded": CHUNK_NBYTES}
     assert counted(lambda: store.read_many([[0, 0], [2, 2]], [2, 2])) == crops
     one = {"writes": 1, "chunks_planned": 1, "values_stored": 1}
-    one["bytes_stored"] = CHUNK_NBYTES
+    one |= {"bytes_stored": CHUNK_NBYTES, "bytes_encoded": CHUNK_NBYTES}
     assert counted(lambda: store[:4, :4].write(values[:4, :4])) == one
     read = {"key_reads": 1, "bytes_fetched": CHUNK_NBYTES}
     assert counted(lambda: store[1, :4].write(7)) == one | read
@@ -166,8 +185,10 @@ def test_counts_of_a_shard():
     assert counted(store[5, 5].read) == inner | missing
     nbytes = INDEX_NBYTES + 3 * CHUNK_NBYTES
     shard = {"writes": 1, "chunks_planned": 4, "values_stored": 1, "bytes_stored": nbytes}
-    assert counted(lambda: store.write(values)) == shard
+    encoded = {"bytes_encoded": 3 * CHUNK_NBYTES}
+    assert counted(lambda: store.write(values)) == shard | encoded
     part = {"chunks_planned": 1, "key_reads": 1, "bytes_fetched": nbytes}
+    part["bytes_encoded"] = CHUNK_NBYTES
     assert counted(lambda: store[:4, :4].write(9)) == shard | part
     del store.kvstore["c/0/0"]
     assert counted(store[0, 0].read) == {**inner, "key_reads": 1, "chunks_missing": 1}

@@ -36,7 +36,7 @@ NOT_DONE: Final = 3
 NO_ROOM: Final = 4
 """Statuses of rows; those from ``NOT_DONE`` on are left to Python."""
 
-_NO_COUNTS: Final = (0,) * 7  # next, finished, and those of Counts
+_AT_FIRST: Final = (0,) * 6  # next, finished, and those of Counts but the decoded bytes
 
 
 class Counts(NamedTuple):
@@ -47,6 +47,9 @@ class Counts(NamedTuple):
     decoded: int
     missing: int
     left: int
+
+
+NO_COUNTS: Final = Counts(0, 0, 0, 0, 0)
 
 
 def address_of(column: NDArray[Any]) -> int:
@@ -131,6 +134,7 @@ class Job:
         small.frombytes(key_prefix + bytes(8 - len(key_prefix) % 8))
         status = 8 * len(small)
         small.frombytes(bytes(table.rows + -table.rows % 8))
+        small.append(0)
         here = small.buffer_info()[0]
         struct = numbers(
             "q",
@@ -144,8 +148,8 @@ class Job:
                 *(len(table.points), here + points, threads),
                 staging.buffer_info()[0] if staging else 0,
                 *((values[0].buffer_info()[0], values[1].buffer_info()[0]) if values else (0, 0)),
-                here + status,
-                *_NO_COUNTS,
+                *(here + status, here + 8 * (len(small) - 1)),
+                *_AT_FIRST,
             ),
         )
         return cls(
@@ -177,7 +181,12 @@ class Job:
 
     def counts(self) -> Counts:
         """Return what was done, once the job is over."""
-        return Counts(*self._struct[-len(Counts._fields) :])
+        reads, fetched, missing, left = self._struct[-4:]
+        return Counts(reads, fetched, self.decoded(), missing, left)
+
+    def decoded(self) -> int:
+        """Return the decoded bytes so far; any thread may look."""
+        return self._small[-1]
 
     def statuses(self) -> memoryview:
         """Return the status of each row, once the job is over."""

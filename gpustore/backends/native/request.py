@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.array import NativeArray
-from gpustore.backends.native.job import AGAIN, SLICE_NS, Counts, address_of
+from gpustore.backends.native.job import AGAIN, NO_COUNTS, SLICE_NS, Counts, address_of
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.interval import MAX_RANK
@@ -120,7 +120,7 @@ def strided_table(
     domain = transform.domain
     low = domain.inclusive_min
     rank = len(low)
-    header = (array.address, -1, 0, 0, rows, 1, 1)
+    header = (array.address, -1, 0, 0, rows, 1, 0, 1)
     request = numbers("q", (*header, 0, 0, 0, rank, *maps, *low, *domain.shape, *strides))
     words: NDArray[np.int64] = np.empty(rows + 1 + (array.rank + 2 + rank) * rows + rank, np.int64)
     here = address_of(words)
@@ -160,8 +160,10 @@ class Request:
     ) -> None:
         prefix = directory.prefix
         count = len(items)
+        counts = numbers("q", NO_COUNTS)
+        decoded = counts.buffer_info()[0] + 8 * _DECODED
         header = (array.address, directory.descriptor, directory.resolve, 0, most_rows, threads)
-        values = [*header, count]
+        values = [*header, decoded, count]
         for item in items:
             memory, domain = item.memory, item.transform.domain
             flat: Any = memory.flat
@@ -176,7 +178,7 @@ class Request:
         words.frombytes(prefix + bytes(8 - len(prefix) % 8))
         words[3] = words.buffer_info()[0] + 8 * at
         self._words = words
-        self._counts = numbers("q", _NO_COUNTS)
+        self._counts = counts
         self._count = count
         self._planned = 0
         self._kept = (array, items, directory)
@@ -205,6 +207,10 @@ class Request:
         progress: int = core.gpustore_core_read_planned(self._planned, SLICE_NS, wanted.address)
         return progress == AGAIN
 
+    def decoded(self) -> int:
+        """Return the decoded bytes so far; any thread may look."""
+        return self._counts[_DECODED]
+
     def end(self) -> tuple[Counts, bytes]:
         """Forget the plan, on which no thread works any more.
 
@@ -226,7 +232,7 @@ class Request:
             self.end()
 
 
-_NO_COUNTS: Final = (0,) * len(Counts._fields)
+_DECODED: Final = Counts._fields.index("decoded")
 
 
 @cache

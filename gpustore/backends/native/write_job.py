@@ -135,5 +135,9 @@ class WriteJob:
         """Set the rows that the methods work on."""
         self._struct[_NEXT], self._struct[_NEXT + 1] = begin, end
 
+    def done(self) -> int:
+        """Return the number of rows that are ``DONE``."""
+        return self.status.tobytes().count(DONE)
+
     def _call(self, function: Callable[[int, int, int], int], wanted: CancelToken) -> bool:
         return bool(function(self._struct.buffer_info()[0], self._slice_ns, wanted.address))

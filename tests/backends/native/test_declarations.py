@@ -15,7 +15,7 @@ from gpustore.backends.host.memory import memory_of
 from gpustore.backends.native import library
 from gpustore.backends.native.array import CODECS
 from gpustore.backends.native.decoders import addresses
-from gpustore.backends.native.job import Job
+from gpustore.backends.native.job import Counts, Job
 from gpustore.backends.native.request import MOST_ROWS, Request, strided_maps
 from gpustore.backends.native.write_job import WriteJob
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -156,13 +156,15 @@ def test_a_job(tmp_path):
     points = at(found.pop("points"), "Points")
     names = ("begin", "end", "src", "dst")
     assert points == {name: data(column) for name, column in zip(names, columns, strict=True)}
-    assert found.pop("status") == job._small.buffer_info()[0] + 8 * job._status
+    small = job._small.buffer_info()[0]
+    assert found.pop("status") == small + 8 * job._status
+    assert found.pop("decoded") == small + 8 * (len(job._small) - 1)
     assert found == {
         **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
         **{"units": 2, "rows": 3, "regions": 4, "rank": 1, "point_sets": 1, "threads": 13},
         "staging": staging.buffer_info()[0],
         **{"values": values[0].buffer_info()[0], "sizes": values[1].buffer_info()[0]},
-        **dict.fromkeys(("next", "finished", *job.counts()._fields), 0),
+        **dict.fromkeys(("next", "finished", "reads", "fetched", "missing", "left"), 0),
     }
 
 
@@ -183,6 +185,7 @@ def test_a_request(tmp_path):
     assert found == {
         **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
         **{"most_rows": MOST_ROWS, "threads": 13, "count": 2},
+        "decoded": request._counts.buffer_info()[0] + 8 * Counts._fields.index("decoded"),
     }
     assert list(members("Map")) == ["input_dimension", "offset", "stride"]
     for address in (after, after + 8 * 16):
