@@ -18,6 +18,7 @@ NumPy names them, without byte order:
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
@@ -94,9 +95,9 @@ class dtype:
     Parameters
     ----------
     dtype : str, dtype, numpy.dtype or type
-        A TensorStore name such as ``"uint16"`` (not NumPy's codes such as ``"<u2"``), one of the
-        names at the head of this module, a NumPy dtype or scalar type, whose byte order and (of
-        ``S`` and ``V``) length are dropped, or one of Python's ``int``, ``float``, ``complex``,
+        A TensorStore name such as ``"uint16"``, one of the names at the head of this module, a code
+        or name of NumPy's numbers, dates and strings such as ``"<u2"`` or ``"double"``, a NumPy
+        dtype or scalar type, whose byte order and (of ``S`` and ``V``) length are dropped, or one of Python's ``int``, ``float``, ``complex``,
         ``bool``, ``str`` (ustring) and ``bytes`` (string). NumPy's records are ``byte``, as in
         TensorStore.
 
@@ -111,12 +112,12 @@ class dtype:
     --------
     >>> dtype("uint16")
     dtype("uint16")
-    >>> dtype(">u2") == np.uint16
+    >>> dtype(">u2") == dtype(np.dtype(">u2")) == np.uint16
+    True
+    >>> dtype("u3")
     Traceback (most recent call last):
         ...
-    gpustore.errors.MetadataError: No TensorStore data type with name: ">u2"
-    >>> dtype(np.dtype(">u2")) == np.uint16
-    True
+    gpustore.errors.MetadataError: No TensorStore data type with name: "u3"
     """
 
     __slots__ = ("__weakref__", "_name", "_numpy_dtype", "_type")
@@ -274,6 +275,12 @@ _OTHERS: WeakValueDictionary[str, dtype] = WeakValueDictionary()
 _NAMES: Final = re.compile(
     r"(datetime64|timedelta64)(\[([1-9][0-9]{0,9})?[a-zA-Z]{1,7}\])?|U[1-9][0-9]{0,8}"
 )
+_CODES: Final = re.compile(
+    r"[<>=|]?(\?|b1|[iu][1248]|f[248]|c8|c16)|[<>=]?([mM]8(\[([1-9][0-9]{0,9})?[a-zA-Z]{1,7}\])?"
+    r"|U[1-9][0-9]{0,8})|u?int|float|complex|half|single|double"
+)
+"""Codes and further names of NumPy, which JSON does not take."""
+
 _MAX_NAME: Final = 1 << 20
 _MAX_RECORD_DEPTH: Final = 32
 
@@ -343,7 +350,7 @@ def _record(fields: Any, depth: int) -> np.dtype[Any]:
         elif re.fullmatch("[SV][1-9][0-9]{0,8}", expect_str(kind)):
             part = np.dtype(kind)
         else:
-            part = _by_name(kind).array_dtype
+            part = from_json(kind).array_dtype
         extents = tuple(expect_int(n, 1) for n in expect_list(shape[0])) if shape else ()
         parts.append((expect_str(name), part, extents))
     if not parts:
@@ -353,6 +360,9 @@ def _record(fields: Any, depth: int) -> np.dtype[Any]:
 
 def _by_name(name: str) -> dtype:
     found = _find(name)
+    if found is None and _CODES.fullmatch(name):
+        with contextlib.suppress(TypeError, ValueError):
+            found = _by_numpy_dtype(np.dtype(name))
     if found is None:
         raise MetadataError(f"No TensorStore data type with name: {quote(name)}")
     return found

@@ -86,8 +86,9 @@ def test_class_with_a_dtype_is_accepted_as_by_tensorstore(ts):
 
 
 UNKNOWN = [
-    *("int", "float", "i4", "<i4", ">u2", "int1", "float128", "void", "V1", "S", "U", "U0", "O"),
-    *("str", "bytes", "", "Int32", "int32 ", "datetime64[xx]", "datetime64[0s]", "c8", "half", "?"),
+    *("i3", "i16", "f16", "c4", "|M8", "a5", "i4,f4", "(2,)i4", "int1", "float128", "void", "V1"),
+    *("S", "S5", "U", "U0", "O", "str", "bytes", "", "Int32", "int32 ", "<int32", "datetime64[xx]"),
+    *("datetime64[0s]", "M8[xx]", "M8[0s]", "<U", "\uff55\uff12", "u\u0662"),
     *('foo"bar', "é", "a\nb"),
     *(object, list, dict, set, type(None), bytearray, np.str_, np.object_, np.longdouble),
     *(np.clongdouble, np.dtypes.StringDType()),
@@ -132,7 +133,22 @@ def test_equality_follows_the_name(ts):
             assert (dtype(a) != b) == (a != b)
 
 
-@pytest.mark.parametrize("value", ["i4", "nope"], ids=repr)
+CODES = [
+    *("?", "b1", "|b1", "i1", "|u1", "<i2", ">u4", "=i8", "f2", "f4", ">f8", "c8", "<c16", "int"),
+    *("uint", "float", "complex", "half", "single", "double", "M8", "<M8[ns]", ">m8[25s]", ">U3"),
+]
+
+
+@each("code", CODES)
+def test_codes_of_numpy_are_taken_but_not_in_json(code):
+    assert dtype(code) is dtype(np.dtype(code))
+    assert dtype(code) == code
+    assert dtype(code) == np.dtype(code).newbyteorder("=")
+    with pytest.raises(MetadataError, match="^Unsupported data type: "):
+        from_json(code)
+
+
+@pytest.mark.parametrize("value", ["i3", "nope"], ids=repr)
 def test_comparing_with_a_wrong_name_raises_as_in_tensorstore(value, ts):
     with pytest.raises(ValueError, match=r"^No TensorStore data type"):
         _ = ts.int32 == value
