@@ -95,11 +95,11 @@ class dtype:
     Parameters
     ----------
     dtype : str, dtype, numpy.dtype or type
-        A TensorStore name such as ``"uint16"``, one of the names at the head of this module, a code
-        or name of NumPy's numbers, dates and strings such as ``"<u2"`` or ``"double"``, a NumPy
-        dtype or scalar type, whose byte order and (of ``S`` and ``V``) length are dropped, or one of Python's ``int``, ``float``, ``complex``,
-        ``bool``, ``str`` (ustring) and ``bytes`` (string). NumPy's records are ``byte``, as in
-        TensorStore.
+        A TensorStore name such as ``"uint16"``, one of the names at the head of this module, or a
+        code or name of NumPy's numbers, dates and strings such as ``"<u2"`` or ``"double"``; a
+        NumPy dtype or scalar type, whose byte order and (of ``S`` and ``V``) length are dropped; or
+        one of Python's ``int``, ``float``, ``complex``, ``bool``, ``str`` (ustring) and ``bytes``
+        (string). NumPy's records are ``byte``, as in TensorStore.
 
     Raises
     ------

@@ -202,7 +202,7 @@ def _begin_together(
 
     rest = deque(reads)
     operations = [shared] if of_batch else [future._statistics for future in futures]
-    end = call
+    end: Callable[[Callable[[], object]], object] = call
     if chunks * _row_s(array) > LONG_S:  # Of shorter ones nobody sees a part.
         share = partial(_share, request, len(operations))
         end = begin_amount("bytes_decoded", share, operations)

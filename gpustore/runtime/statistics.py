@@ -122,6 +122,10 @@ def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
         counts[name] = counts.get(name, 0) + amount
 
 
+_Running = tuple[tuple[str, Callable[[], int]], ...]
+"""Work that is not counted yet: names of counters, and functions that return amounts."""
+
+
 class Operation(Statistics):
     """Statistics of one read or write; amounts added count for the process too.
 
@@ -134,22 +138,26 @@ class Operation(Statistics):
     __slots__ = ("_running",)
 
     kind: ClassVar[str] = "operation"
-    _running: tuple[tuple[str, Callable[[], int]], ...]  # work that is not counted yet
+    _running: _Running
 
     def __getitem__(self, name: str) -> int:
         with _lock:
-            running = getattr(self, "_running", ())
-            return self._counts.get(name, 0) + sum([f() for one, f in running if one == name])
+            running = [amount() for one, amount in self._work_under_way() if one == name]
+            return self._counts.get(name, 0) + sum(running)
 
     def snapshot(self) -> dict[str, int]:
         """Return the counters that are not 0, by name, as of one moment."""
         with _lock:
-            names = {*self._counts, *(name for name, _ in getattr(self, "_running", ()))}
+            names = {*self._counts, *(name for name, _ in self._work_under_way())}
             return {name: amount for name in sorted(names) if (amount := self[name])}
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
         attributed(self, lambda: STATISTICS.add(**amounts))
+
+    def _work_under_way(self) -> _Running:
+        # Small reads are many: an operation without such work has no member for it.
+        return getattr(self, "_running", ())
 
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
@@ -251,7 +259,7 @@ def begin_amount(
     some = [one for one in operations or (CURRENT.operation,) if one is not None]
     with _lock:
         for one in some:
-            one._running = (*getattr(one, "_running", ()), entry)
+            one._running = (*one._work_under_way(), entry)
 
     def end(count: Callable[[], object]) -> None:
         with _lock:

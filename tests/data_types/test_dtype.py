@@ -144,7 +144,7 @@ def test_codes_of_numpy_are_taken_but_not_in_json(code):
     assert dtype(code) is dtype(np.dtype(code))
     assert dtype(code) == code
     assert dtype(code) == np.dtype(code).newbyteorder("=")
-    with pytest.raises(MetadataError, match="^Unsupported data type: "):
+    with pytest.raises(MetadataError, match=r"^Unsupported data type: "):
         from_json(code)
 
 
