@@ -7,11 +7,13 @@ Range(start=10, stop=40, unit=Unit('micrometer'))
 
 from gpustore.ome.channels import Channel, Omero, Window
 from gpustore.ome.collection import Collection
+from gpustore.ome.create import create, create_plate
 from gpustore.ome.image import Image
 from gpustore.ome.level import Level
 from gpustore.ome.multiscale import Axis, Transformation
 from gpustore.ome.open import open
 from gpustore.ome.plate import Acquisition, Plate, Well
+from gpustore.ome.tiles import Tile
 from gpustore.ome.units import Range, Unit, minute, mm, ms, nm, s, um
 
 __all__ = [
@@ -24,10 +26,13 @@ __all__ = [
     "Omero",
     "Plate",
     "Range",
+    "Tile",
     "Transformation",
     "Unit",
     "Well",
     "Window",
+    "create",
+    "create_plate",
     "minute",
     "mm",
     "ms",

@@ -54,13 +54,13 @@ def _series(group: gpustore.Group) -> list[str]:
     except NotFoundError:
         return []
     attributes = listed.attrs
-    ome = json_object(attributes.get("ome", attributes), f"{group.url}/OME: ome")
+    ome = json_object(attributes.get("ome", attributes), f"{listed.url}: ome")
     if "series" not in ome:
         return []
-    paths = items(ome, "series", f"{group.url}/OME: ")
+    paths = items(ome, "series", f"{listed.url}: ")
     for path in paths:
         if not isinstance(path, str):
-            raise gpustore.MetadataError(f"{group.url}/OME: series: expected paths, got {path!r}")
+            raise gpustore.MetadataError(f"{listed.url}: series: expected paths, got {path!r}")
     return paths
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
 from gpustore.display.nbytes import nbytes_of
+from gpustore.ome.attributes import stated
 from gpustore.ome.channels import Omero, omero
+from gpustore.ome.filling import fill, source_of
 from gpustore.ome.level import Level
-from gpustore.ome.members import items, kind
+from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
+from gpustore.ome.new_image import make_image, new_image
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, um
 
@@ -105,6 +110,124 @@ class Image:
     def labels(self) -> Mapping[str, Image]:
         """Label images by name, each opened when it is asked for; empty if there are none."""
         return _Labels(self.group)
+
+    # ---- elements
+
+    def write(
+        self,
+        array: Any,
+        *,
+        memory: int = 256 << 20,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Write the finest level, in bounded memory, and wait until it is stored.
+
+        Parameters
+        ----------
+        array : array-like, str or os.PathLike
+            Elements of the shape of the finest level, as :func:`gpustore.ome.write` takes them.
+        memory : int
+            Most bytes of decoded elements in memory at once, unless a chunk has more.
+        progress : callable, optional
+            ``progress(done, total)`` in decoded bytes.
+
+        Raises
+        ------
+        ValueError
+            If the shape is another one.
+        """
+        source = source_of(array)
+        try:
+            fill(self.level(0).store, source, memory=memory, progress=progress)
+        finally:
+            source.close()
+
+    def create_label(
+        self,
+        name: str,
+        *,
+        dtype: Any = "uint32",
+        axes: str | Sequence[Any] | None = None,
+        levels: int | None = 1,
+        colors: Mapping[int, Sequence[int]] | None = None,
+        chunks: Any = None,
+        shards: Any = None,
+        codec: Any = "zstd",
+    ) -> Image:
+        """Create a label image, without elements, where the image is.
+
+        Parameters
+        ----------
+        name : str
+            Name of the label image.
+        dtype : dtype
+            Integers; 0 is the background.
+        axes : str or sequence of str or Axis, optional
+            Axes, in the order of those of the image; all but that of channels by default.
+        levels, chunks, shards, codec
+            As those of :func:`gpustore.ome.create`.
+        colors : dict, optional
+            Red, green, blue and alpha, each from 0 to 255, by label.
+
+        Returns
+        -------
+        Image
+
+        Raises
+        ------
+        ValueError
+            If the data type is not of integers, or an axis is not one of the image.
+        AlreadyExistsError
+            If there is a label image of the name.
+        """
+        if np.dtype(gpustore.dtype(dtype)).kind not in "iu":
+            raise ValueError(f"dtype: labels are integers, got {dtype}")
+        names = [one.name if isinstance(one, Axis) else str(one) for one in axes or ()]
+        unknown = [one for one in names if one not in self.axes]
+        if unknown:
+            raise ValueError(f"axes: no axis {unknown[0]!r}; axes are {', '.join(self.axes)}")
+        kept = [
+            axis
+            for axis in self.all_axes
+            if (axis.name in names if names else axis.type != "channel")
+        ]
+        finest = self.level(0)
+        extents = dict(zip(self.axes, finest.shape, strict=True))
+        label = new_image(
+            shape=[extents[axis.name] for axis in kept],
+            dtype=dtype,
+            axes=kept,
+            scale={axis.name: finest.scale[axis.name] for axis in kept},
+            translation={axis.name: finest.translation[axis.name] for axis in kept},
+            units=None,
+            channels=None,
+            name=name,
+            version=self.version,
+            levels=levels,
+            chunks=chunks,
+            shards=shards,
+            codec=codec,
+            fill_value=None,
+        )
+        described: dict[str, Any] = {"source": {"image": "../../"}}
+        if colors is not None:
+            described["colors"] = [
+                {"label-value": int(value), "rgba": [int(part) for part in rgba]}
+                for value, rgba in colors.items()
+            ]
+
+        def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
+            path = f"labels/{name}"
+            return self.group.create_group(path, attributes=attributes).result()
+
+        made = make_image(label, make_group, **{"image-label": described})
+        above = self.group["labels"]
+        known = above.attrs.get("ome", {}) if self.version != "0.4" else {}
+        members = {**known, "labels": [*self.labels, name]}
+        members.pop("version", None)
+        above.attrs.update(stated(self.version, **members)).result()
+        self.__dict__.pop("labels", None)
+        return Image.of_group(made)
 
     # ---- coordinate systems of 0.6
 
@@ -251,10 +374,11 @@ class _Labels(Mapping[str, Image]):
             labels = self._group["labels"]
         except NotFoundError:
             return []
-        where = f"{self._group.url}/labels: "
+        where = f"{labels.url}: "
         if not isinstance(labels, gpustore.Group):
             raise MetadataError(f"{where}expected a group, found an array")
-        _, ome = ome_of(labels.attrs, where)
+        # Writers of 0.5 leave the version out here.
+        ome = json_object(labels.attrs.get("ome", labels.attrs), f"{where}ome")
         if "labels" not in ome:
             return []
         found = items(ome, "labels", f"{where}ome" if "ome" in labels.attrs else where)
@@ -270,7 +394,7 @@ class _Labels(Mapping[str, Image]):
         if name not in self._opened:
             group = self._group[f"labels/{name}"]
             if not isinstance(group, gpustore.Group):
-                raise MetadataError(f"{self._group.url}/labels/{name}: expected a group")
+                raise MetadataError(f"{group.url}: expected a group, found an array")
             self._opened[name] = Image.of_group(group)
         return self._opened[name]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import gpustore
 from gpustore import MetadataError
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.selection import index_of
+from gpustore.ome.tiles import Tile, tiles_of
 from gpustore.ome.transforms import AxisTransform
 
 
@@ -71,7 +72,7 @@ class Level:
             If it has another number of dimensions than the image has axes, or is a group.
         """
         found = self.group[self.path]
-        where = f"{self.group.url}: level {self.number}, path {self.path!r}"
+        where = f"{found.url}: level {self.number}"
         if not isinstance(found, gpustore.TensorStore):
             raise MetadataError(f"{where}: expected an array, found a group")
         if found.rank != len(self.axes):
@@ -154,6 +155,40 @@ class Level:
         # An axis that a list indexes has lost its label.
         left = [axis for axis, index in zip(self.axes, indices, strict=True) if not _is_one(index)]
         return labelled(part, left)
+
+    def tiles(
+        self,
+        *,
+        shape: Sequence[int] | None = None,
+        overlap: int | Mapping[str, int] = 0,
+    ) -> Iterator[Tile]:
+        """Yield tiles that cover the level, each with a halo of its neighbours.
+
+        Tiles are whole chunks, or whole shards where there are any, so that different tiles may be
+        written at the same time.
+
+        Parameters
+        ----------
+        shape : sequence of int, optional
+            Shape of a tile without its halo, rounded up to whole chunks; one chunk by default.
+        overlap : int or dict
+            Elements of the halo on each side, along the axes of space or by axis. At the edges of
+            the level there are fewer.
+
+        Examples
+        --------
+        >>> from gpustore import ome
+        >>> context = gpustore.Context()
+        >>> options = {"shape": (100, 100), "dtype": "float32", "axes": "yx", "context": context}
+        >>> image = ome.create("memory://in/", **options, chunks=(50, 100))
+        >>> smooth = ome.create("memory://out/", **options)
+        >>> for tile in image.level(0).tiles(overlap=8):
+        ...     elements = tile.read().result()
+        ...     tile.write(elements + 1, smooth.level(0)).result()
+        >>> elements.shape
+        (58, 100)
+        """
+        return tiles_of(self.store, self._axes, shape, overlap)
 
     def __repr__(self) -> str:
         steps = ", ".join(

@@ -51,6 +51,10 @@ def open(
     """
     group = gpustore.open_group(url, device=device, context=context).result()
     where = f"{group.url}: "
+    if "labels" in group.attrs.get("ome", group.attrs):
+        raise MetadataError(
+            f"{where}the group lists label images; open one of them, or the image above"
+        )
     version, ome = ome_of(group.attrs, where)
     if "plate" in ome:
         return Plate(group)
@@ -60,11 +64,6 @@ def open(
         return Image.of_group(group)
     if "bioformats2raw.layout" in ome:
         return Collection(group)
-    if "labels" in ome:
-        raise MetadataError(
-            f"{where}the group names label images ({', '.join(map(str, ome['labels']))}); open "
-            "one of them, or the image above as a whole"
-        )
     stated = f"OME-Zarr {version}: " if version else ""
     raise MetadataError(
         f"{where}{stated}expected a group with the attributes multiscales, plate, well or "

@@ -11,9 +11,11 @@ from typing import Any, overload
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
+from gpustore.ome.attributes import stated
 from gpustore.ome.image import Image
 from gpustore.ome.members import at, items, json_object, optional, text
 from gpustore.ome.multiscale import ome_of
+from gpustore.ome.new_image import make_image, new_image
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Plate:
         Acquisitions; none if they are not stated.
     wells : mapping of str to Well
         Wells by path, such as ``"B/03"``; each is opened when it is asked for.
+    json : dict
+        The member ``plate`` as it is stored.
     """
 
     def __init__(self, group: gpustore.Group) -> None:
@@ -60,6 +64,7 @@ class Plate:
         where = at(f"{where}ome" if "ome" in group.attrs else where, "plate")
         plate = json_object(ome.get("plate"), where)
         self.group = group
+        self.json = plate
         self.name: str = text(plate, "name", where, "")
         self.rows = _names(plate, "rows", where)
         self.columns = _names(plate, "columns", where)
@@ -68,7 +73,8 @@ class Plate:
             for number, one in enumerate(optional(plate, "acquisitions", list, where) or ())
         )
         paths: dict[str, None] = {}
-        for number, one in enumerate(items(plate, "wells", where)):
+        # A new plate has none yet.
+        for number, one in enumerate(optional(plate, "wells", list, where) or ()):
             place = f"{where}.wells[{number}]"
             path = text(json_object(one, place), "path", place).strip("/")
             if path in paths:
@@ -80,6 +86,59 @@ class Plate:
     def url(self) -> str:
         """URL of the group."""
         return self.group.url
+
+    def create_image(
+        self, path: str, *, acquisition: int | None = None, **properties: Any
+    ) -> Image:
+        """Create a field of a well, and the well if it is not there.
+
+        Parameters
+        ----------
+        path : str
+            Row, column and field, such as ``"B/03/0"``.
+        acquisition : int, optional
+            Number of the acquisition that it is of.
+        **properties
+            Properties of the image, as those of :func:`gpustore.ome.create`; the version is that
+            of the plate.
+
+        Returns
+        -------
+        Image
+
+        Raises
+        ------
+        ValueError
+            If the plate has no such row or column.
+        AlreadyExistsError
+            If there is something at the path.
+        """
+        parts = path.split("/")
+        if len(parts) != 3 or parts[0] not in self.rows or parts[1] not in self.columns:
+            raise ValueError(
+                f"path: expected row/column/field with a row of {', '.join(self.rows)} and a "
+                f"column of {', '.join(self.columns)}, got {path!r}"
+            )
+        row, column, field = parts
+        well = f"{row}/{column}"
+        image = new_image(**{**properties, "version": self.version})
+
+        def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
+            return self.group.create_group(path, attributes=attributes).result()
+
+        made = make_image(image, make_group)
+        entry = {"path": field} | ({} if acquisition is None else {"acquisition": acquisition})
+        images = [*self.wells[well].json["images"], entry] if well in self.wells else [entry]
+        group = member_group(self.group, well)
+        group.attrs.update(stated(self.version, well={"images": images})).result()
+        listed = list(self.json.get("wells") or ())
+        if well not in self.wells:
+            numbers = {"rowIndex": self.rows.index(row), "columnIndex": self.columns.index(column)}
+            listed.append({"path": well, **numbers})
+            self.json = {**self.json, "wells": listed}
+            self.group.attrs.update(stated(self.version, plate=self.json)).result()
+        self.wells = _Wells(self.group, [one["path"].strip("/") for one in listed])
+        return Image.of_group(made)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -102,6 +161,8 @@ class Well:
         Fields of view; each is opened when it is asked for.
     acquisitions : tuple of int or None
         Number of the acquisition of each field; None where it is not stated.
+    json : dict
+        The member ``well`` as it is stored.
     """
 
     def __init__(self, group: gpustore.Group) -> None:
@@ -110,6 +171,7 @@ class Well:
         where = at(f"{where}ome" if "ome" in group.attrs else where, "well")
         well = json_object(ome.get("well"), where)
         self.group = group
+        self.json = well
         paths, acquisitions = [], []
         for number, one in enumerate(items(well, "images", where)):
             place = f"{where}.images[{number}]"
@@ -193,7 +255,7 @@ def member_group(group: gpustore.Group, path: str) -> gpustore.Group:
     """
     found = group[path]
     if not isinstance(found, gpustore.Group):
-        raise MetadataError(f"{group.url}/{path}: expected a group, found an array")
+        raise MetadataError(f"{found.url}: expected a group, found an array")
     return found
 
 

@@ -129,8 +129,9 @@ def test_choice_of_a_level(context):
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_labels_are_found_without_a_listing(version, context):
     group = write_image("memory://a/", version, context)
-    labels = group.create_group("labels", attributes=stated(version, labels=["nuclei", "gone"]))
-    labels.result()
+    names = stated(version, labels=["nuclei", "gone"])
+    names.get("ome", {}).pop("version", None)  # as ome-zarr writes it
+    group.create_group("labels", attributes=names).result()
     image = ome.open("memory://a/", context=context)
     write_image("memory://a/labels/nuclei/", version, context)
     assert list(image.labels) == ["nuclei", "gone"]
@@ -140,7 +141,7 @@ def test_labels_are_found_without_a_listing(version, context):
         image.labels["cells"]
     with pytest.raises(gpustore.NotFoundError, match="gone"):
         image.labels["gone"]
-    with pytest.raises(gpustore.MetadataError, match=r"names label images \(nuclei, gone\)"):
+    with pytest.raises(gpustore.MetadataError, match="the group lists label images; open one of"):
         ome.open("memory://a/labels/", context=context)
     assert ome.open("memory://a/labels/nuclei/", context=context).version == version
 
@@ -256,13 +257,13 @@ def test_arrays_that_do_not_fit_the_axes(context):
     group.create_array("1", shape=(4, 4), dtype="uint8").result()
     group.delete("2").result()
     image = ome.open("memory://a/", context=context)
-    with pytest.raises(gpustore.MetadataError, match=r"level 1, path '1': .* 2 dimensions"):
+    with pytest.raises(gpustore.MetadataError, match=r"1.*: level 1: .* 2 dimensions"):
         image.level(1).store  # noqa: B018
     with pytest.raises(gpustore.NotFoundError, match="2"):
         image.level(2).store  # noqa: B018
     group.create_group("2").result()
     image = ome.open("memory://a/", context=context)
-    with pytest.raises(gpustore.MetadataError, match="level 2, path '2': expected an array"):
+    with pytest.raises(gpustore.MetadataError, match=r"2.*: level 2: expected an array"):
         image.level(2).store  # noqa: B018
 
 

@@ -1,0 +1,195 @@
+"""New images and plates: :func:`create` and :func:`create_plate`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gpustore
+from gpustore.ome.attributes import stated
+from gpustore.ome.channels import Channel
+from gpustore.ome.image import Image
+from gpustore.ome.new_image import FORMATS, make_image, new_image
+from gpustore.ome.plate import Plate
+
+
+def create(
+    url: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    shape: Sequence[int] | None = None,
+    dtype: Any = None,
+    axes: str | Sequence[Any] | None = None,
+    scale: float | Sequence[float] | Mapping[str, float] | None = None,
+    translation: float | Sequence[float] | Mapping[str, float] | None = None,
+    units: str | Mapping[str, Any] | None = None,
+    channels: Sequence[str | Channel] | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    levels: int | None = 1,
+    chunks: Any = None,
+    shards: Any = None,
+    codec: Any = "zstd",
+    fill_value: Any = None,
+    like: Image | None = None,
+    overwrite: bool = False,
+    device: str | None = None,
+    context: gpustore.Context | Mapping[str, Any] | None = None,
+) -> Image:
+    """Create an image of OME-Zarr, without elements.
+
+    Parameters
+    ----------
+    url : str, os.PathLike or dict
+        Place of the group, as for :func:`gpustore.open_group`.
+    shape : sequence of int
+        Shape of the finest level.
+    dtype : dtype
+        Data type of all levels.
+    axes : str or sequence of str or Axis
+        Names in the order of the dimensions, such as ``"tczyx"``: time, channels, space.
+    scale, translation : float, sequence of float or dict, optional
+        Distance of two elements of the finest level, and coordinate of the centre of its first
+        one: by axis, for all axes, or for those of space; 1 and 0 by default.
+    units : str or dict, optional
+        Unit of the axes of space, or units by axis.
+    channels : sequence of str or Channel, optional
+        Channels, one for each index of the channel axis.
+    name : str, optional
+        Name of the image.
+    version : {"0.4", "0.5", "0.6"}, optional
+        Version of OME-Zarr, 0.5 by default; 0.4 is stored as Zarr v2, the others as v3.
+    levels : int or None
+        Number of levels, with the finest; None is as many as make the two last axes 256 elements
+        or less. Axes of space are halved whose elements are less than twice as far apart as those
+        of the finest axis.
+    chunks, shards, codec, fill_value
+        As those of :func:`gpustore.open`. Chunks are of about 1 MiB by default, of one time and
+        channel; there are no shards.
+    like : Image, optional
+        Image that gives what is not given here: shape, data type, axes with their units, scale,
+        translation, channels, name, version and chunks.
+    overwrite : bool
+        Delete everything at the place first.
+    device : str, optional
+        Device of the arrays; see :func:`gpustore.open`.
+    context : Context or dict, optional
+        Shared caches, thread pools and limits.
+
+    Returns
+    -------
+    Image
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments do not fit each other.
+    AlreadyExistsError
+        If there is something at the place, unless `overwrite`.
+
+    Examples
+    --------
+    >>> context = gpustore.Context()
+    >>> image = create(
+    ...     "memory://new/", shape=(20, 512, 512), dtype="uint16", axes="zyx", scale=(2, 0.5, 0.5),
+    ...     units="um", levels=3, context=context,
+    ... )  # fmt: skip
+    >>> [level.shape for level in image.levels]
+    [(20, 512, 512), (20, 256, 256), (20, 128, 128)]
+    """
+    image = new_image(
+        shape=shape,
+        dtype=dtype,
+        axes=axes,
+        scale=scale,
+        translation=translation,
+        units=units,
+        channels=channels,
+        name=name,
+        version=version,
+        levels=levels,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
+        fill_value=fill_value,
+        like=like,
+    )
+
+    def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
+        return gpustore.open_group(
+            url,
+            zarr_format=FORMATS[image.version],
+            create=True,
+            delete_existing=overwrite,
+            attributes=attributes,
+            device=device,
+            context=context,
+        ).result()
+
+    return Image.of_group(make_image(image, make_group))
+
+
+def create_plate(
+    url: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str | int],
+    name: str | None = None,
+    acquisitions: Sequence[Mapping[str, Any]] | None = None,
+    version: str = "0.5",
+    overwrite: bool = False,
+    device: str | None = None,
+    context: gpustore.Context | Mapping[str, Any] | None = None,
+) -> Plate:
+    """Create a plate without wells; :meth:`Plate.create_image` adds them.
+
+    Parameters
+    ----------
+    url : str, os.PathLike or dict
+        Place of the group, as for :func:`gpustore.open_group`.
+    rows, columns : sequence of str
+        Names of letters and digits, such as ``"ABCDEFGH"`` and ``range(1, 13)``.
+    name : str, optional
+        Name of the plate.
+    acquisitions : sequence of dict, optional
+        Acquisitions, each with the member ``id``.
+    version, overwrite, device, context
+        As those of :func:`create`.
+
+    Returns
+    -------
+    Plate
+
+    Raises
+    ------
+    ValueError
+        If a name has other characters, or stands twice.
+    AlreadyExistsError
+        If there is something at the place, unless `overwrite`.
+    """
+    if version not in FORMATS:
+        raise gpustore.UnsupportedError(f"version: expected 0.4, 0.5 or 0.6, got {version!r}")
+    plate: dict[str, Any] = {} if name is None else {"name": name}
+    for member, given in (("rows", rows), ("columns", columns)):
+        names = [str(one) for one in given]
+        for one in names:
+            if re.fullmatch("[A-Za-z0-9]+", one) is None:
+                raise ValueError(f"{member}: expected names of letters and digits, got {one!r}")
+        if len(set(names)) != len(names) or not names:
+            raise ValueError(
+                f"{member}: expected different names, got {', '.join(names) or 'none'}"
+            )
+        plate[member] = [{"name": one} for one in names]
+    if acquisitions is not None:
+        plate["acquisitions"] = [dict(one) for one in acquisitions]
+    group = gpustore.open_group(
+        url,
+        zarr_format=FORMATS[version],
+        create=True,
+        delete_existing=overwrite,
+        attributes=stated(version, plate={**plate, "wells": []}),
+        device=device,
+        context=context,
+    ).result()
+    return Plate(group)
