@@ -63,10 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     pairs = info.facts(gpu=None if arguments.device in (None, "cpu") else True)
-    if info.attributes:
+    if info.further_attributes:
         texts = (
             f"{name}: {shortened(json.dumps(value, ensure_ascii=False))}"
-            for name, value in info.attributes.items()
+            for name, value in info.further_attributes.items()
         )
         whole = "attributes", "\n".join(texts)
         pairs = [whole if pair[0] == "attributes" else pair for pair in pairs]

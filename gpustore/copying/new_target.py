@@ -55,7 +55,7 @@ def make_new_target(
     }
     if given.chunks is None and dtype.itemsize:
         elements = max(1, _CHUNK_NBYTES // dtype.itemsize)
-        layout = gpustore.ChunkLayout(read_chunk_elements_soft_constraint=elements)
+        layout = gpustore.ChunkLayout(chunk_elements_soft_constraint=elements)
         target.schema["chunk_layout"] = layout
     target.schema = {name: value for name, value in target.schema.items() if value is not None}
     units = given.units

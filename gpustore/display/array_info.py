@@ -29,6 +29,8 @@ FORMATS: Final = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
 
 _METADATA: Final = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
 
+_UNITS: Final = "dimension_units"
+
 _CHEAP: Final = 10_000
 """Most stored values that are counted without being asked to, 0.1 s in a folder."""
 
@@ -212,11 +214,18 @@ class ArrayInfo:
             text += f", ratio {self.nbytes * share / self.stored_nbytes:.2f}"
         return text
 
+    @property
+    def further_attributes(self) -> dict[str, JsonValue]:
+        """User attributes without those that another fact tells: the units of dimensions."""
+        told = {_UNITS} if any(self.units) else set()
+        return {name: v for name, v in (self.attributes or {}).items() if name not in told}
+
     def _attributes_text(self) -> str:
         if self.attributes is None:
             return f"unreadable: {self.attributes_error}"
-        names = shortened(", ".join(self.attributes), 60)
-        return f"{len(self.attributes):,}: {names}" if names else "none"
+        further = self.further_attributes
+        names = shortened(", ".join(further), 60)
+        return f"{len(further):,}: {names}" if names else "none"
 
     def __repr__(self) -> str:
         return text_of(self.url or self.format, self.facts())

@@ -148,7 +148,7 @@ def save(
     source = array_of(array)
     if chunks is None and "chunk_layout" not in constraints and source.dtype.itemsize:
         elements = max(1, _CHUNK_NBYTES // source.dtype.itemsize)
-        constraints["chunk_layout"] = ChunkLayout(read_chunk_elements_soft_constraint=elements)
+        constraints["chunk_layout"] = ChunkLayout(chunk_elements_soft_constraint=elements)
     return create_array(
         spec,
         chunks=chunks,

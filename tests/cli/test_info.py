@@ -297,7 +297,8 @@ def test_attributes_units_and_no_word_of_gpus(gpustore_command, tmp_path):
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "units y: 0.5 um" in lines
-    assert f'title: "{"x" * 76}...' in lines
+    assert f'attributes title: "{"x" * 76}...' in lines
+    assert "dimension_units" not in out
     assert "window: [-200, 400]" in lines
     if not Path("/dev/nvidiactl").exists():
         assert "GPU" not in out.replace("GPUSTORE_NATIVE", "")

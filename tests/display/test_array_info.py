@@ -43,7 +43,7 @@ def test_facts_on_one_screen(tmp_path):
         "shard 2 x 6",
         "fill value 3",
         f"shards stored 1 of 2, {nbytes} B, ratio {24 / nbytes:.2f}",
-        "attributes 3: title, scale, dimension_units",
+        "attributes 2: title, scale",
         "read on cpu",
         f"decoded by {host} (zstd)",
         f"encoded by {host} (zstd)",

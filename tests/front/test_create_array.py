@@ -76,6 +76,8 @@ def test_zarr_python_reads_what_save_writes(zarr_format, tmp_path):
 
 
 def test_save_chooses_chunks_of_a_mebibyte(tmp_path):
+    wide = gpustore.save("memory://wide/", np.zeros((600, 600), "float64"))
+    assert (wide.chunks, wide.shards) == ((362, 362), None)
     store = gpustore.save(tmp_path / "x.zarr", np.zeros((200, 300, 400), "uint16"))
     assert 0.5 <= np.prod(store.chunks) * 2 / 2**20 <= 1
     assert store.chunks[0] == store.chunks[1] == store.chunks[2]
