@@ -24,7 +24,7 @@ from gpustore.copying.journal import digest_of
 from gpustore.copying.ome import axes_of, converted, is_ome
 from gpustore.copying.options import Options
 from gpustore.copying.request import Request
-from gpustore.copying.target import chosen_format, make_target
+from gpustore.copying.target import chosen_format, make_target, place_of
 from gpustore.copying.transfer import first_interrupt
 from gpustore.copying.zarr_source import source_of
 from gpustore.display.extents import chunk_extents
@@ -71,9 +71,8 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     """
     if request.field is not None:
         raise gpustore.CopyError("`field` names a field of an array, but the source is a group")
-    place = gpustore.Spec(request.target).to_json()
-    after = chosen_format(request.options.zarr_format, str(place["driver"]), group.zarr_format)
-    root: dict[str, Any] = dict(place["kvstore"])
+    driver, root = place_of(request.target)
+    after = chosen_format(request.options.zarr_format, driver, group.zarr_format)
     overwrite, context = request.overwrite, request.context
     check_source(request.name, root, [group.kvstore.spec().to_json()], context)
     request = replace(request, options=replace(request.options, zarr_format=after))

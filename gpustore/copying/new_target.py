@@ -9,7 +9,7 @@ import gpustore
 from gpustore.copying.attributes import set_attributes, set_masked
 from gpustore.copying.new_array import Target
 from gpustore.copying.options import Options
-from gpustore.copying.target import DRIVERS, chosen_format
+from gpustore.copying.target import DRIVERS, chosen_format, place_of
 from gpustore.schema.codec_words import codec_spec
 from gpustore.sources.base import Source
 
@@ -40,11 +40,11 @@ def make_new_target(
     GpustoreError
         The format cannot hold the array, for instance because it lacks the data type.
     """
-    wanted = gpustore.Spec(place).to_json()
-    after = chosen_format(options.zarr_format, str(wanted["driver"]), 3)
+    driver, kvstore = place_of(place)
+    after = chosen_format(options.zarr_format, driver, 3)
     given = options.of_rank(len(source.shape), after)
     dtype = gpustore.dtype(source.dtype)
-    target = Target(DRIVERS[after], dict(wanted["kvstore"]), {}, context=context)
+    target = Target(DRIVERS[after], kvstore, {}, context=context)
     target.schema = {
         "dtype": dtype,
         "shape": source.shape,

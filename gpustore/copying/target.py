@@ -9,7 +9,7 @@ attributes are translated; other members have their default.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +38,37 @@ _MAX_TYPESIZE = 255
 """Longest element that Blosc shuffles."""
 
 _CHECKSUM = "crc32c"
+_OF_A_PLACE: Final = frozenset(("driver", "kvstore", "create"))
+
+
+def place_of(target: Any) -> tuple[str, dict[str, Any]]:
+    """Return the driver and the kvstore's JSON that a target names.
+
+    Parameters
+    ----------
+    target : str, dict or Spec
+        URL, path or JSON.
+
+    Raises
+    ------
+    CopyError
+        If no array of the driver can be made, or the target names other properties.
+    MetadataError
+        If it is no spec, or one without a kvstore.
+    """
+    json: Any = gpustore.Spec(target).to_json()
+    driver = str(json["driver"])
+    if driver not in FORMATS and driver != "auto":
+        raise gpustore.CopyError(f"the target's format is {driver}: only Zarr arrays can be made")
+    if "kvstore" not in json:
+        raise gpustore.MetadataError('the target names no "kvstore"')
+    others = ", ".join(sorted(set(json) - _OF_A_PLACE))
+    if others:
+        raise gpustore.CopyError(
+            f"the target names {others}, but only a place is taken from it: give properties of the "
+            "copy as arguments (chunks, codec, dims, attributes, overwrite, context ...)"
+        )
+    return driver, dict(json["kvstore"])
 
 
 def make_target(
@@ -66,13 +97,16 @@ def make_target(
     before = FORMATS.get(str(read["driver"]))
     if before is None:
         raise gpustore.CopyError(f"the source is {read['driver']}: only Zarr arrays can be copied")
-    wanted = gpustore.Spec(place).to_json()
-    after = chosen_format(options.zarr_format, str(wanted["driver"]), before)
+    driver, kvstore = place_of(place)
+    after = chosen_format(options.zarr_format, driver, before)
     metadata: Any = read["metadata"]
     if "field" in read:
         metadata = field_metadata(metadata, str(read["field"]))
-    options = options.of_rank(len(metadata["shape"]), after)
-    target = Target(DRIVERS[after], dict(wanted["kvstore"]), {}, context=context)
+    rank = len(metadata["shape"])
+    if options.dims is None:
+        options = replace(options, dims=_new_names(source, metadata, rank))
+    options = options.of_rank(rank, after)
+    target = Target(DRIVERS[after], kvstore, {}, context=context)
     filters = [] if before == 3 else _filters_and_compressor(metadata)[0]
     if before == after or not filters:
         return _filled(target, source, read, metadata, options)
@@ -83,6 +117,17 @@ def make_target(
         target = Target(target.driver, target.kvstore, {}, context=context)
         target.notes = [f"Zarr v3 cannot filter these elements so: {names} is not kept"]
         return _filled(target, source, read, _without(metadata, filters), options)
+
+
+def _new_names(
+    source: gpustore.TensorStore, metadata: dict[str, Any], rank: int
+) -> tuple[str, ...] | None:
+    """Return the names of dimensions of a source, None if they are those of its metadata."""
+    names = source.domain.labels[:rank]
+    if "codecs" not in metadata:  # Zarr v2 has names in attributes, which no domain shows.
+        return names if any(names) else None
+    stored = metadata.get("dimension_names") or (None,) * rank
+    return None if names == tuple(name or "" for name in stored) else names
 
 
 def _filled(
@@ -184,8 +229,6 @@ def chosen_format(asked: int | None, driver: str, before: int) -> int:
     if asked not in (None, 2, 3):
         raise gpustore.CopyError(f"zarr_format: expected 2 or 3, but received: {asked!r:.50}")
     named = FORMATS.get(driver)
-    if named is None and driver != "auto":
-        raise gpustore.CopyError(f"the target's format is {driver}: only Zarr arrays can be made")
     if named and asked and asked != named:
         raise gpustore.CopyError(
             f"`zarr_format={asked}` contradicts the target's URL, which says {named}"

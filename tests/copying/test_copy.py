@@ -114,6 +114,56 @@ def test_specs_of_views_are_sources(tmp_path, form):
     np.testing.assert_array_equal(copied.read().result(), VALUES[1:3, 2:5])
 
 
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"metadata": {"attributes": {"a": 1}}},
+        {"dtype": "uint16"},
+        {"schema": {"fill_value": 1}},
+        {"delete_existing": True},
+        {"context": {"data_copy_concurrency": {"limit": 1}}},
+    ],
+)
+@pytest.mark.parametrize("kind", ["array", "group", "list"])
+def test_properties_in_a_target_are_refused(tmp_path, member, kind):
+    sources = {"array": gpustore.save("memory://a/", VALUES), "list": [1, 2]}
+    sources["group"] = gpustore.open_group("memory://g/", create=True).result()
+    target = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/b/", "create": True}
+    with pytest.raises(gpustore.CopyError, match=f"names {next(iter(member))}.* as arguments"):
+        gpustore.copy(sources[kind], target | member)
+    assert [*tmp_path.iterdir()] == []
+    gpustore.copy(sources[kind], target)
+
+
+def test_a_target_without_a_place_is_refused():
+    with pytest.raises(gpustore.MetadataError, match='names no "kvstore"'):
+        gpustore.copy(VALUES, {"driver": "zarr3"})
+    with pytest.raises(gpustore.CopyError, match="format is json: only Zarr"):
+        gpustore.copy(VALUES, {"driver": "json"})
+
+
+@pytest.mark.parametrize("after", [2, 3])
+@pytest.mark.parametrize("before", [2, 3])
+def test_new_names_of_dimensions_are_kept(before, after):
+    context = gpustore.Context()
+    store = gpustore.save(
+        "memory://a/", VALUES, dims=("y", "x"), zarr_format=before, context=context
+    )
+
+    def names(source, **options):
+        copied = gpustore.copy(
+            source, "memory://b/", zarr_format=after, overwrite=True, context=context, **options
+        )
+        return copied.attrs["_ARRAY_DIMENSIONS"] if after == 2 else [*copied.domain.labels]
+
+    assert names(store) == ["y", "x"]
+    assert names(store.label["p", "q"]) == ["p", "q"]
+    assert names(store.label["p", "q"].spec()) == ["p", "q"]
+    assert names(store.label["p", "q"], dims=("r", "s")) == ["r", "s"]
+    if after == 3:
+        assert names(store.label["p", ""]) == ["p", ""]
+
+
 def test_a_group_is_returned(tmp_path):
     group = gpustore.open_group(tmp_path / "a", create=True, attributes={"n": 1}).result()
     group.create_array("x/y", data=VALUES).result()
