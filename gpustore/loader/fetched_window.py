@@ -1,9 +1,16 @@
-"""Windows whose arrays are read: all chunks of their patches are decoded once."""
+"""Windows whose arrays are read: all chunks of their patches are decoded once.
+
+If a chunk is damaged, the region of a window is read again, chunk by chunk, and the patches that
+touch a damaged one are *suspect*: their elements in the region are not to be used.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +23,9 @@ from gpustore.loader.volume import PairedArray, Volume
 Integers = NDArray[np.int64]
 
 REFLECT: Final = "reflect"
+
+DAMAGE: Final = (gpustore.CorruptChunkError, gpustore.NotFoundError)
+"""Errors of a chunk that is stored wrongly, or missing though the array may lack none."""
 
 
 class FetchedArray:
@@ -55,6 +65,9 @@ class FetchedArray:
         self.is_box = not is_inside or alone > box
         self.nbytes = box if self.is_box else alone
         self._future: gpustore.Future[Any] | None = None
+        self._sound: Any = None
+        """Elements that were read again, without damaged chunks."""
+        self._counts: Counter[str] = Counter()
 
     def _reach_mirrored(self, extent: Integers) -> None:
         """Extend the region by the elements that stand for those outside."""
@@ -96,19 +109,70 @@ class FetchedArray:
         GpustoreError
             As the read does; the message names the array and the region.
         """
+        if self._sound is not None:
+            return self._sound
         assert self._future is not None
         try:
             return self._future.result()
         except gpustore.GpustoreError as error:
             origin = np.array(self.array.store.domain.origin)[len(self.array.leading) :]
-            low, high = (self.low + origin).tolist(), (self.high + origin).tolist()
-            raise error.prefixed(
-                f"Error reading patches of array {self.array.name!r} from {low} up to {high}"
-            ) from error
+            name, low, high = self.array.name, self.low + origin, self.high + origin
+            where = f"patches of array {name!r} from {low.tolist()} up to {high.tolist()}"
+            if len(self.origins) == 1:
+                where = f"the patch of array {name!r} at {(self.origins[0] + origin).tolist()}"
+            raise error.prefixed(f"Error reading {where}") from error
+
+    def suspects(self) -> NDArray[np.bool_]:
+        """Wait until the array is read, and return which patches may be damaged; shape (n,)."""
+        try:
+            self.result()
+        except DAMAGE:
+            self._sound, suspect = self._read_box() if self.is_box else self._read_alone()
+            return suspect
+        return np.zeros(len(self.origins), bool)
+
+    def _read_box(self) -> tuple[Any, NDArray[np.bool_]]:
+        array, patch = self.array, np.array(self.array.patch)
+        found = np.empty((*array.leading, *(self.high - self.low).tolist()), array.dtype)
+        # Those whose elements may be mirrored ones are read alone to know.
+        suspect = (self.origins < 0).any(axis=1)
+        suspect |= (self.origins + patch > np.array(array.extent())).any(axis=1)
+        edges = [
+            [int(lo), *range((lo // c + 1) * c, hi, c), int(hi)]
+            for lo, hi, c in zip(self.low.tolist(), self.high.tolist(), array.chunks, strict=True)
+        ]
+        for cell in itertools.product(*(itertools.pairwise(one) for one in edges)):
+            low, high = map(np.array, zip(*cell, strict=True))
+            at: Any = (..., *map(slice, low - self.low, high - self.low))
+            if not self._reads(array.box(low.tolist(), high.tolist()).read(), found[at]):
+                touching = (self.origins < high) & (self.origins + patch > low)
+                suspect |= touching.all(axis=1)
+        return found, suspect
+
+    def _read_alone(self) -> tuple[Any, NDArray[np.bool_]]:
+        found = np.empty((len(self.origins), *self.array.patch_shape), self.array.dtype)
+        suspect = np.zeros(len(found), bool)
+        for i in range(len(found)):
+            future = self.array.store.read_many(*self.array.crops(self.origins[i : i + 1]))
+            suspect[i] = not self._reads(future, found[i : i + 1])
+        return found, suspect
+
+    def _reads(self, future: gpustore.Future[Any], out: Any) -> bool:
+        """Read elements to `out`, and return whether no chunk is damaged."""
+        try:
+            out[...] = future.result()
+        except DAMAGE:
+            return False
+        finally:
+            self._counts.update(future.statistics.snapshot())
+        return True
 
     def statistics(self) -> dict[str, int]:
-        """Return what the read has counted so far."""
-        return {} if self._future is None else self._future.statistics.snapshot()
+        """Return what the reads have counted so far."""
+        found = Counter(self._counts)
+        if self._future is not None:
+            found.update(self._future.statistics.snapshot())
+        return found
 
     def patches(self, first: int, until: int) -> Iterator[NDArray[Any]]:
         """Yield patches from number `first` up to `until`; views where possible, to be copied."""
@@ -182,6 +246,12 @@ class FetchedWindow:
     def begin(self) -> list[gpustore.Future[Any]]:
         """Begin to read all arrays, together."""
         return [one.begin() for one in self.arrays]
+
+    @cached_property
+    def suspects(self) -> NDArray[np.bool_]:
+        """Which patches may be damaged in an array, once all are read; shape (n,)."""
+        found: NDArray[np.bool_] = np.any([one.suspects() for one in self.arrays], axis=0)
+        return found
 
 
 def _mirrored(begin: int, end: int, extent: int) -> Integers:

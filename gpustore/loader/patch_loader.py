@@ -21,6 +21,7 @@ from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
+from gpustore.loader.replacements import Replacements
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
 from gpustore.loader.window_reads import WindowReads, windows_of
@@ -82,6 +83,10 @@ class PatchLoader:
         Which process this is of how many; each takes other patches of every global batch.
     drop_last : bool
         Leave out the last batch of an epoch if it would be smaller.
+    on_damage : {"raise", "replace"}
+        What becomes of a patch with a chunk that does not decode: an error that names its array and
+        origin and the chunk's key, or another patch of the epoch in its place, the same one for any
+        number of ranks; :meth:`stats` counts these. Errors of the storage are always raised.
     transform : callable, optional
         Called with each batch, of whose arrays it may make others; its result is the batch.
 
@@ -121,6 +126,7 @@ class PatchLoader:
         memory: int | str = "1 GiB",
         dist: str | Ranks | Callable[[], Ranks] | None = None,
         drop_last: bool = False,
+        on_damage: str = "raise",
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         if batch_size < 1:
@@ -143,6 +149,11 @@ class PatchLoader:
         self._division = Division.of(
             len(self._order), batch_size, *ranks_of(dist), drop_last=drop_last
         )
+        if on_damage not in ("raise", "replace"):
+            raise ValueError(f'on_damage: expected "raise" or "replace", got {on_damage!r}')
+        if on_damage == "replace" and isinstance(sampler, GridPatches):
+            raise ValueError('on_damage="replace": each patch of GridPatches comes once')
+        self._on_damage = on_damage
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
@@ -307,8 +318,10 @@ class PatchLoader:
                 Batches made, also those that the program has not asked for yet.
             ``patches`` : int
                 Patches in them.
+            ``patches_replaced`` : int
+                Damaged patches in whose place others came.
             ``windows`` : int
-                Windows read.
+                Windows read, also of one patch whose chunks may be damaged.
             ``bytes_read`` : int
                 Encoded bytes that came from storage.
             ``bytes_decoded`` : int
@@ -403,7 +416,15 @@ class PatchLoader:
         """Make some batches of an epoch."""
         room = self._window_nbytes
         windows = self._windows(self._order, epoch, numbers, room)
-        reads = WindowReads(windows, room, self._statistics)
+        replacements = Replacements(
+            self._order,
+            self._volumes,
+            epoch=epoch,
+            edge=self._edge,
+            replaces=self._on_damage == "replace",
+            statistics=self._statistics,
+        )
+        reads = WindowReads(windows, room, self._statistics, replacements)
         try:
             for number in numbers:
                 count = self._division.part_size(number)

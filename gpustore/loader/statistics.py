@@ -19,7 +19,7 @@ from gpustore.loader.fetched_window import FetchedArray, FetchedWindow
 from gpustore.loader.touched_chunks import TouchedChunks
 
 _NUMBERS: Final = (
-    *("batches", "patches", "windows", "bytes_read", "bytes_decoded"),
+    *("batches", "patches", "patches_replaced", "windows", "bytes_read", "bytes_decoded"),
     *("chunks_decoded", "chunks_missing", "chunks_cached"),
 )
 _SECONDS: Final = (

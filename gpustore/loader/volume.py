@@ -65,6 +65,11 @@ class PairedArray:
         """Return the number of elements along the dimensions of a patch."""
         return tuple(self.store.shape)[len(self.leading) :]
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Elements of a chunk along the dimensions of a patch; of a patch if no size is common."""
+        return _last(self.store.chunks or self.patch, len(self.patch))
+
     def box(self, low: Sequence[int], high: Sequence[int]) -> gpustore.TensorStore:
         """Return the elements from `low` up to `high`, counted from the first element."""
         origin = self.store.domain.origin[len(self.leading) :]

@@ -13,6 +13,7 @@ import gpustore
 from gpustore.loader.division import Division
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.order import PatchOrder, Window
+from gpustore.loader.replacements import Replacements
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
 
@@ -33,28 +34,50 @@ class WindowReads:
         Bytes that windows may take together.
     statistics : LoaderStatistics
         Counts what windows read.
+    replacements : Replacements
+        Reads patches whose chunks may be damaged.
     """
 
     def __init__(
-        self, windows: Generator[FetchedWindow], nbytes: int, statistics: LoaderStatistics
+        self,
+        windows: Generator[FetchedWindow],
+        nbytes: int,
+        statistics: LoaderStatistics,
+        replacements: Replacements,
     ) -> None:
         self._left, self._nbytes, self._statistics = windows, nbytes, statistics
+        self._replacements = replacements
         self._following: FetchedWindow | None = None
         self._begun: deque[FetchedWindow] = deque()
         self._at = 0
         """Next patch of the first window that was begun."""
 
     def take(self, count: int) -> Iterator[Part]:
-        """Yield where the next patches are; their windows may still be under way.
+        """Yield where the next patches are, which have been read.
 
         A window counts as memory until the next part is asked for, and is to be dropped before.
+
+        Raises
+        ------
+        CorruptChunkError, NotFoundError
+            If a patch is damaged; the message names its array and origin, and the chunk's key.
+        GpustoreError
+            As reads do.
         """
         while count:
             window = self._window()
             at, end = self._at, min(self._at + count, len(window.numbers))
             self._at = end
             count -= end - at
-            yield window, at, end
+            with self._statistics.stalling():
+                suspects = window.suspects
+            for i in (np.flatnonzero(suspects[at:end]) + at).tolist():
+                if at < i:
+                    yield window, at, i
+                yield self._replacements.patch(window, i), 0, 1
+                at = i + 1
+            if at < end:
+                yield window, at, end
             del window
 
     def close(self) -> None:

@@ -287,19 +287,6 @@ def test_nothing_is_left_behind_by_a_break_an_error_or_a_drop(store):
     assert running() == []
 
 
-def test_a_damaged_chunk_names_array_key_and_place(volume, tmp_path):
-    store = gpustore.create_array(
-        str(tmp_path), data=volume, chunks=(8, 8, 8), codec="zstd"
-    ).result()
-    (tmp_path / "c/1/1/1").write_bytes(b"damaged")
-    loader = PatchLoader(
-        {"cells": store}, sampler=RandomPatches((30, 30, 30), per_epoch=4), batch_size=2
-    )
-    with pytest.raises(gpustore.CorruptChunkError, match=r"array 'cells' from \[.*c/1/1/1"):
-        for _ in loader:
-            pass
-
-
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
