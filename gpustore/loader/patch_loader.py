@@ -186,7 +186,7 @@ class PatchLoader:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of :attr:`epoch`, from where a loaded state stopped.
 
-        Behind the last batch the epoch is the next one.
+        With the last batch, whether or not more are asked for, the epoch is the next one.
         """
         self._end()
         self._statistics.begin()
@@ -212,14 +212,20 @@ class PatchLoader:
                 if batch is None:
                     raise RuntimeError("the loader was closed, or has begun another iteration")
                 self._position = number + workers
+                if workers == 1 and number == numbers[-1]:
+                    self._begin_next_epoch()
                 with self._statistics.spending("used_s"):
                     yield batch if self._transform is None else self._transform(batch)
                 del batch
-            self.epoch, self._position = self.epoch + 1, 0
-            self._worker = None
+            # Other workers may not be that far: their states have the epoch and their last batch.
+            if workers > 1 or not numbers:
+                self._begin_next_epoch()
         finally:
             if ahead is not None:
                 ahead.close()
+
+    def _begin_next_epoch(self) -> None:
+        self.epoch, self._position, self._worker = self.epoch + 1, 0, None
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with an epoch; its own one goes on where it was loaded."""

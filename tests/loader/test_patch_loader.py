@@ -168,6 +168,24 @@ def test_a_state_goes_on_exactly_with_other_ranks(store):
     assert origins(stopped) == first
 
 
+def test_an_epoch_ends_with_its_last_batch(store):
+    def loader():
+        sampler = RandomPatches((8, 8, 8), per_epoch=20, seed=4)
+        return PatchLoader(store, sampler=sampler, batch_size=5)
+
+    whole = loader()
+    expected = origins(whole), origins(whole)
+    some = loader()
+    found = []
+    for _ in range(2):  # As a program does that knows the number of batches.
+        batches = iter(some)
+        found.append([tuple(o) for _ in range(4) for o in next(batches)["origin"].tolist()])
+    assert tuple(found) == expected
+    assert (some.epoch, some.state_dict()["position"]) == (2, 0)
+    assert next(batches, None) is None
+    assert some.epoch == 2
+
+
 def test_a_state_of_other_data_says_what_changed(volume, store):
     def loader(some=store, seed=4, batch_size=4):
         return PatchLoader(
