@@ -22,6 +22,11 @@ from tests.streams import CODECS
 ZSTD = list(self_test.STREAMS).index("zstd")
 
 
+@pytest.fixture(autouse=True)
+def _each_device_tests_itself(monkeypatch):
+    monkeypatch.setattr(EmulatedDevice, "repeats_self_tests", True)
+
+
 @pytest.fixture
 def device():
     device = EmulatedDevice()

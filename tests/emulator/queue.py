@@ -31,6 +31,13 @@ class Ranges:
     """Sets of bytes by address: sorted, disjoint intervals."""
 
     def __init__(self, starts, sizes):
+        self.are_disjoint = True
+        if len(starts) == 1 and sizes[0]:  # As nearly all are.
+            first, nbytes = int(starts[0]), int(sizes[0])
+            self.low = np.array([first], np.int64)
+            self.high = np.array([first + nbytes], np.int64)
+            self.span = (first, first + nbytes)
+            return
         starts = np.asarray(starts, np.int64)
         sizes = np.asarray(sizes, np.int64)
         order = np.argsort(starts, kind="stable")
