@@ -11,6 +11,6 @@
 from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.patch_loader import PatchLoader
 from gpustore.loader.random_patches import RandomPatches
-from gpustore.loader.stitch import Stitch
+from gpustore.loader.stitching import stitch
 
-__all__ = ["GridPatches", "PatchLoader", "RandomPatches", "Stitch"]
+__all__ = ["GridPatches", "PatchLoader", "RandomPatches", "stitch"]

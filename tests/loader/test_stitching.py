@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.loader import GridPatches, PatchLoader, Stitch
+from gpustore.loader import GridPatches, PatchLoader, stitch
 
 
 def created(shape, chunks, dtype="float32", **words):
@@ -26,9 +26,9 @@ def test_the_mean_of_equal_patches_is_the_array(data, rank, leading):
     values = np.arange(math.prod((*leading, *shape)), dtype="float32").reshape(*leading, *shape)
     grid = GridPatches(patch, overlap=overlap, window=data.draw(st.integers(1, 500)))
     result = created(values.shape, chunks)
-    with Stitch(result, grid) as stitch:
+    with stitch(result, grid) as stitched:
         for batch in PatchLoader(gpustore.array(values), sampler=grid, batch_size=5):
-            stitch.add(batch["origin"], batch["image"])
+            stitched.add(batch["origin"], batch["image"])
     np.testing.assert_allclose(result.read().result(), values, rtol=1e-5)
 
 
@@ -45,11 +45,11 @@ def test_means_are_weighted(weights):
         weight = np.exp(-32 * ((y[:, None] / 3) ** 2 + (x / 4) ** 2))
     else:
         weight = np.ones((3, 4)) if weights == "uniform" else given_weights
-    with Stitch(result, grid, weights=given_weights) as stitch:
+    with stitch(result, grid, weights=given_weights) as stitched:
         loader = PatchLoader(gpustore.array(np.zeros(shape)), sampler=grid, batch_size=4)
         for batch in [*loader][::-1]:
             patches = random.normal(size=batch["image"].shape)
-            stitch.add(batch["origin"], patches)
+            stitched.add(batch["origin"], patches)
             for (i, j), one in zip(batch["origin"].tolist(), patches, strict=True):
                 sums[i : i + 3, j : j + 4] += weight * one
                 total[i : i + 3, j : j + 4] += weight
@@ -59,8 +59,8 @@ def test_means_are_weighted(weights):
 def test_means_of_integers_are_rounded_and_stay_in_range():
     grid = GridPatches((2,), overlap=1)
     result = created((3,), (3,), "uint8")
-    with Stitch(result, grid, weights="uniform") as stitch:
-        stitch.add([[0], [1]], [[300, 10], [13, -7]])
+    with stitch(result, grid, weights="uniform") as stitched:
+        stitched.add([[0], [1]], [[300, 10], [13, -7]])
     assert result.read().result().tolist() == [255, 12, 0]
 
 
@@ -70,30 +70,30 @@ def test_means_of_integers_are_rounded_and_stay_in_range():
 )
 def test_numbers_of_wide_types_stay_as_they_are(dtype, value):
     result = created((2,), (2,), dtype)
-    with Stitch(result, GridPatches((2,)), weights="uniform") as stitch:
-        stitch.add([[0]], np.full((1, 2), value, dtype))
+    with stitch(result, GridPatches((2,)), weights="uniform") as stitched:
+        stitched.add([[0]], np.full((1, 2), value, dtype))
     assert result.read().result().tolist() == [value, value]
 
 
 def test_stores_with_another_origin_keep_their_coordinates():
     grid = GridPatches((2,), overlap=1)
     result = created((6,), (2,))
-    with Stitch(result.translate_to[10], grid) as stitch:
+    with stitch(result.translate_to[10], grid) as stitched:
         for origin in range(10, 15):
-            stitch.add([[origin]], [[origin, origin + 1]])
+            stitched.add([[origin]], [[origin, origin + 1]])
     np.testing.assert_allclose(result.read().result(), np.arange(10, 16), rtol=1e-6)
 
 
 def test_only_unfinished_chunks_take_memory():
     grid = GridPatches((4, 4), overlap=2, window=1)
     result = created((64, 64), (4, 4))
-    stitch = Stitch(result, grid)
+    stitched = stitch(result, grid)
     most = 0
     for batch in PatchLoader(gpustore.array(np.ones((64, 64))), sampler=grid, batch_size=1):
-        stitch.add(batch["origin"], batch["image"])
-        most = max(most, len(stitch._sums))
-    stitch.close()
-    assert stitch._sums == {}
+        stitched.add(batch["origin"], batch["image"])
+        most = max(most, len(stitched._sums))
+    stitched.close()
+    assert stitched._sums == {}
     assert most <= 2 * 16 + 2
     assert (result.read().result() == 1).all()
 
@@ -103,25 +103,25 @@ def test_what_does_not_fit_is_an_error():
     result = created((8, 8), (4, 4))
     with (
         pytest.raises(gpustore.MismatchError, match="8 patches are missing"),
-        Stitch(result, grid) as stitch,
+        stitch(result, grid) as stitched,
     ):
-        stitch.add([[0, 0]], np.ones((1, 4, 4)))
+        stitched.add([[0, 0]], np.ones((1, 4, 4)))
     with pytest.raises(gpustore.MismatchError, match="came before"):
-        stitch.add([[0, 0]], np.ones((1, 4, 4)))
+        stitched.add([[0, 0]], np.ones((1, 4, 4)))
     with pytest.raises(gpustore.MismatchError, match="expected shape"):
-        stitch.add([[0, 0]], np.ones((1, 4, 5)))
+        stitched.add([[0, 0]], np.ones((1, 4, 5)))
     with pytest.raises(gpustore.MismatchError, match="no patch"):
-        stitch.add([[0, 6]], np.ones((1, 4, 4)))
+        stitched.add([[0, 6]], np.ones((1, 4, 4)))
     with pytest.raises(gpustore.MismatchError, match="smaller"):
-        Stitch(created((3, 8), (3, 8)), grid)
+        stitch(created((3, 8), (3, 8)), grid)
     with pytest.raises(gpustore.MismatchError, match="dimensions"):
-        Stitch(created((8,), (8,)), grid)
+        stitch(created((8,), (8,)), grid)
     for dtype in ("bool", "int64", "int4"):
         with pytest.raises(gpustore.MismatchError, match=dtype):
-            Stitch(created((8, 8), (4, 4), dtype), grid)
-    whole = Stitch(created((4, 4), (4, 4), "uint8"), GridPatches((4, 4)))
+            stitch(created((8, 8), (4, 4), dtype), grid)
+    whole = stitch(created((4, 4), (4, 4), "uint8"), GridPatches((4, 4)))
     with pytest.raises(gpustore.MismatchError, match="NaN"):
         whole.add([[0, 0]], np.full((1, 4, 4), np.nan))
     for wrong in ("linear", np.zeros((4, 4)), np.ones((4, 5))):
         with pytest.raises(ValueError, match="weights"):
-            Stitch(result, grid, weights=wrong)
+            stitch(result, grid, weights=wrong)

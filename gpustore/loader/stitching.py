@@ -30,8 +30,8 @@ _SIGMA: Final = 1 / 8
 """Of Gaussian weights, for a patch of 1. Source: Isensee et al., nnU-Net (2021), inference."""
 
 
-class Stitch:
-    """Writes the weighted mean of overlapping patches to an array.
+class stitch:
+    """Context manager that writes the weighted mean of overlapping patches to an array.
 
     Patches may come in any order; those of a ``PatchLoader`` with the same sampler come so that few
     chunks are unfinished at a time. A chunk (or shard) is written once, as soon as it has all its
@@ -56,15 +56,15 @@ class Stitch:
     Examples
     --------
     >>> import gpustore
-    >>> from gpustore.loader import GridPatches, PatchLoader, Stitch
+    >>> from gpustore.loader import GridPatches, PatchLoader, stitch
     >>> store = gpustore.array([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
     >>> result = gpustore.create_array(
     ...     "memory://stitched/", shape=(3, 3), dtype="float32", chunks=(2, 2)
     ... ).result()
     >>> grid = GridPatches((2, 2), overlap=1)
-    >>> with Stitch(result, grid) as stitch:
+    >>> with stitch(result, grid) as stitched:
     ...     for batch in PatchLoader(store, sampler=grid, batch_size=2):
-    ...         stitch.add(batch["origin"], 10 * batch["image"])
+    ...         stitched.add(batch["origin"], 10 * batch["image"])
     >>> result.read().result().tolist()
     [[0.0, 10.0, 20.0], [30.0, 40.0, 50.0], [60.0, 70.0, 80.0]]
     """
