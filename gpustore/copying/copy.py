@@ -126,11 +126,14 @@ def _opened(source: Any, request: Request) -> gpustore.TensorStore | gpustore.Gr
         file = open_file(source)
         if file is not None:
             return file
-    elif not isinstance(source, gpustore.Spec | dict):
+    elif not isinstance(source, gpustore.Spec | gpustore.KvStore | dict):
         return of_object(source)
     keywords = {"read": True, "device": "cpu", "context": request.context}
+    named = source
+    if isinstance(source, gpustore.KvStore):
+        named, keywords["kvstore"] = {"driver": "auto"}, source
     try:
-        store = open_whole(source, field=request.field, **keywords)
+        store = open_whole(named, field=request.field, **keywords)
     except gpustore.CopyError:
         raise
     except gpustore.GpustoreError as error:

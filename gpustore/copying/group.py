@@ -28,6 +28,7 @@ from gpustore.copying.target import chosen_format, make_target, place_of
 from gpustore.copying.transfer import first_interrupt
 from gpustore.copying.zarr_source import source_of
 from gpustore.display.extents import chunk_extents
+from gpustore.sources.base import places_of
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
 
@@ -74,19 +75,22 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     driver, root = place_of(request.target)
     after = chosen_format(request.options.zarr_format, driver, group.zarr_format)
     overwrite, context = request.overwrite, request.context
-    check_source(request.name, root, [group.kvstore.spec().to_json()], context)
+    places = places_of(group.kvstore)
+    check_source(request.name, root, places, context)
     request = replace(request, options=replace(request.options, zarr_format=after))
     work = _work(group, request, root, after)
     digest = digest_of(
         {path: (copy.source, copy.target) for path, copy in work.arrays.items()}, work.groups
     )
     journal = journal_at(request.name, root, digest, context, overwrite=overwrite)
+    # A store object of another library has no name by which it could be known again.
+    kept = journal if places else None
     again = journal.found and not overwrite
     resumed = again and journal.is_made
     if not again:
         check_place(request.name, root, "group", context, overwrite=overwrite)
-    if not (again or overwrite):
-        journal.begin({})
+    if kept is not None and not (again or overwrite):
+        kept.begin({})
     spec = {"driver": _DRIVERS[after], "kvstore": root}
     with first_interrupt() as stopped:
         if resumed:
@@ -97,8 +101,8 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
             path: work.arrays[path].plan(store, journal.region(path) if resumed else None)
             for path, store in made.items()
         }
-        if not resumed:
-            journal.begin(plans)
+        if kept is not None and not resumed:
+            kept.begin(plans)
         total = sum(plan.nbytes for plan in plans.values())
         request.warn(work.notes)
         for path, copy in work.arrays.items():
@@ -108,7 +112,7 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
         try:
             for path, copy in work.arrays.items():
                 show = _shown(request, before, total)
-                copy.run(made[path], plans[path], stopped, show, journal, path)
+                copy.run(made[path], plans[path], stopped, show, kept, path)
                 before += plans[path].nbytes
                 done += 1
         except (gpustore.GpustoreError, KeyboardInterrupt) as error:
@@ -119,7 +123,8 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     copied = gpustore.open_group(spec, context=context).result()
     if group.is_consolidated:
         copied = copied.consolidate().result()
-    journal.remove()
+    if kept is not None:
+        kept.remove()
     if work.left_out:
         raise gpustore.CopyError(
             f"{request.name} lacks {len(work.left_out)} of the members, which could not be "
@@ -135,7 +140,6 @@ def _shown(request: Request, before: int, total: int) -> Callable[[int], object]
 
 def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: int) -> _Work:
     """Derive the copy of every member."""
-    below: dict[str, Any] = group.kvstore.spec().to_json()
     work = _Work()
     _add_group(work, "", *_documents(group), after)
     for path, node in group.walk():
@@ -145,8 +149,10 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
             if node.is_group:
                 _add_group(work, path, node.document, node.attributes, after)
                 continue
-            spec = {"driver": _DRIVERS[group.zarr_format], "kvstore": _at(below, path)}
-            store = open_whole(spec, read=True, device="cpu", context=request.context)
+            spec = {"driver": _DRIVERS[group.zarr_format]}
+            place = group.kvstore / path
+            keywords = {"read": True, "device": "cpu", "context": request.context}
+            store = open_whole(spec, kvstore=place, **keywords)
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
             options = _options_of(path, store, request.options, work.images, group.zarr_format)
             target = make_target(store, wanted, options, request.context)

@@ -50,6 +50,8 @@ class Request:
         """Name of the target in messages."""
         if isinstance(self.target, str):
             return self.target
+        if isinstance(self.target, gpustore.KvStore):
+            return repr(self.target.path)
         spec = gpustore.Spec(self.target)
         try:
             return spec.url

@@ -46,16 +46,23 @@ def place_of(target: Any) -> tuple[str, dict[str, Any]]:
 
     Parameters
     ----------
-    target : str, dict or Spec
-        URL, path or JSON.
+    target : str, dict, Spec or KvStore
+        URL, path, JSON, or an opened folder.
 
     Raises
     ------
+    UnsupportedError
+        If a kvstore has no JSON.
     CopyError
         If no array of the driver can be made, or the target names other properties.
     MetadataError
         If it is no spec, or one without a kvstore.
     """
+    if isinstance(target, gpustore.KvStore):
+        try:
+            target = {"driver": "auto", "kvstore": target.spec().to_json()}
+        except gpustore.UnsupportedError as error:
+            raise error.suffixed("; a copy needs a place that can be opened again") from None
     json: Any = gpustore.Spec(target).to_json()
     driver = str(json["driver"])
     if driver not in FORMATS and driver != "auto":

@@ -37,13 +37,13 @@ def copy(
 
     Parameters
     ----------
-    source : str, os.PathLike, dict, Spec, TensorStore, Group or array-like
-        A Zarr array or group by path, URL or spec, or opened; a file of NumPy (``"a.npy"``), TIFF
-        (``"a.tif"``, extra ``tiff``) or HDF5 and netCDF-4 (``"a.h5::/group/dataset"``, extra
-        ``hdf5``), or a stack of files (``"planes/*.tif"``); or an array of NumPy, h5py,
-        zarr-python, dask, xarray, CuPy, JAX or torch. It is read in regions of whole chunks of the
-        copy.
-    target : str, os.PathLike, dict or Spec
+    source : str, os.PathLike, dict, Spec, KvStore, TensorStore, Group or array-like
+        A Zarr array or group by path, URL, spec or folder, or opened; a file of NumPy
+        (``"a.npy"``), TIFF (``"a.tif"``, extra ``tiff``) or HDF5 and netCDF-4
+        (``"a.h5::/group/dataset"``, extra ``hdf5``), or a stack of files (``"planes/*.tif"``); or
+        an array of NumPy, h5py, zarr-python, dask, xarray, CuPy, JAX or torch. It is read in
+        regions of whole chunks of the copy.
+    target : str, os.PathLike, dict, Spec or KvStore
         Path or URL of the copy, with or without a format.
     chunks, shards : int or sequence of int, optional
         Shape of chunks and of shards. Without them a Zarr array keeps its own, and other arrays get

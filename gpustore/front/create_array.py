@@ -13,6 +13,7 @@ from gpustore.front.array_words import array_of
 from gpustore.front.open import open as open_
 from gpustore.front.spec import Spec, SpecLike
 from gpustore.front.store import TensorStore
+from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -45,8 +46,8 @@ def create_array(
 
     Parameters
     ----------
-    spec : str, os.PathLike, dict or Spec
-        Path or URL, with or without a format, or a spec.
+    spec : str, os.PathLike, dict, Spec or KvStore
+        Path or URL, with or without a format, a spec, or an opened folder.
     shape, dtype
         Shape and data type; those of `data` unless given.
     chunks, shards, codec, fill_value, dims, units, attributes, data, device, context, **constraints
@@ -77,6 +78,9 @@ def create_array(
     >>> store.chunks
     (50, 50)
     """
+    if isinstance(spec, KvStore):
+        driver = "zarr" if zarr_format == 2 else "zarr3"
+        spec, constraints["kvstore"] = {"driver": driver}, spec
     return open_(
         _with_format(spec, zarr_format),
         open_mode=OpenMode(create=True, delete_existing=overwrite),
@@ -115,8 +119,8 @@ def save(
 
     Parameters
     ----------
-    spec : str, os.PathLike, dict or Spec
-        Path or URL, with or without a format, or a spec.
+    spec : str, os.PathLike, dict, Spec or KvStore
+        Path or URL, with or without a format, a spec, or an opened folder.
     array : array-like
         Elements in host memory, or in that of a GPU, whose chunks are then encoded there where its
         codecs allow it. Arrays of h5py, zarr-python, dask or xarray and stores are read in regions

@@ -54,9 +54,9 @@ def open(
 
     Parameters
     ----------
-    spec : Spec, dict, str or os.PathLike
-        A spec, a URL (``"file:///data/x.zarr|zarr3:"``) or a path in the notation of a shell
-        (``"x.zarr"``). Without a driver the format is detected.
+    spec : Spec, dict, str, os.PathLike or KvStore
+        A spec, a URL (``"file:///data/x.zarr|zarr3:"``), a path in the notation of a shell
+        (``"x.zarr"``) or an opened folder. Without a driver the format is detected.
     device : str, optional
         Device of the arrays that :meth:`TensorStore.read` returns: ``"cpu"`` (NumPy), ``"cuda"`` or
         ``"cuda:N"`` (CuPy), or ``"auto"`` (the default: CUDA where available, else the host).
@@ -124,6 +124,8 @@ def open(
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
     if batch is not None:
         check_batch(batch, open=False)
+    if isinstance(spec, KvStore):
+        spec, kvstore = {"driver": "auto"}, spec
     opened = Spec(spec)
     given = {
         "open_mode": open_mode,

@@ -16,7 +16,7 @@ from gpustore.backends.dlpack import as_numpy
 from gpustore.front.array_words import check_mask
 from gpustore.front.store import TensorStore
 from gpustore.sources import hdf5
-from gpustore.sources.base import Region, Source, distinct, json_attributes
+from gpustore.sources.base import Region, Source, distinct, json_attributes, places_of
 
 
 def of_object(array: Any) -> Source:
@@ -73,6 +73,7 @@ def store_reader(store: TensorStore) -> Callable[[Region], Any]:
 
 def _of_store(store: TensorStore) -> Source:
     units = tuple(None if unit is None else str(unit) for unit in store.dimension_units)
+    places = places_of(store.kvstore)
     attributes = dict(store.attrs) if store.spec().to_json()["driver"] in _WITH_ATTRIBUTES else {}
     return Source(
         tuple(int(n) for n in store.shape),
@@ -83,8 +84,8 @@ def _of_store(store: TensorStore) -> Source:
         units=units if any(units) else None,
         attributes={name: v for name, v in attributes.items() if name not in _OF_DIMENSIONS},
         fill_value=store.fill_value,
-        identity=None if store.kvstore is None else store.spec().to_json(),
-        places=() if store.kvstore is None else (store.kvstore.spec().to_json(),),
+        identity=[store.spec().to_json(), places] if places else None,
+        places=places,
     )
 
 

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as field_
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from gpustore import registry
-from gpustore.errors import CopyError, CopyWarning
+from gpustore.errors import CopyError, CopyWarning, UnsupportedError
 
 Region = tuple[slice, ...]
 """Part of an array: a slice with ``start`` and ``stop`` along each dimension, counted from 0."""
@@ -85,6 +86,22 @@ class FileFormat:
 
     matches: Callable[[bytes], bool]
     open: Callable[[str, str | None], Source]
+
+
+def places_of(kvstore: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the places of a KvStore or None, as :attr:`Source.places`.
+
+    A store object of another library has no JSON, but may have the folder `root`.
+    """
+    if kvstore is None:
+        return ()
+    try:
+        return (kvstore.spec().to_json(),)
+    except UnsupportedError:
+        root = getattr(kvstore.driver.store.object, "root", None)
+        if not isinstance(root, Path):
+            return ()
+        return ({"driver": "file", "path": str(root / kvstore.path)},)
 
 
 def of_field(source: Source, field: str | None) -> Source:

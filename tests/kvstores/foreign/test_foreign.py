@@ -139,6 +139,31 @@ def test_arrays_and_groups(kind, zarr_format, tmp_path):
     assert detected.shape == (50, 30)
 
 
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_what_is_in_it_is_copied_but_nothing_into_it(tmp_path, kind):
+    root = KvStore.from_zarr_store(MAKE[kind](tmp_path))
+    values = np.arange(40 * 30).reshape(40, 30)
+    group = gpustore.open_group(root, create=True, attributes={"n": 1}).result()
+    group.create_array("a/x", data=values, chunks=(8, 7), dims=("y", "x")).result()
+    place = root / "a/x"
+    opened = gpustore.open(place).result()
+    for number, source in enumerate((place, opened, opened[:, 3:], group, root)):
+        copied = gpustore.copy(source, tmp_path / f"copy{number}")
+        if isinstance(copied, gpustore.Group):
+            assert dict(copied.attrs) == {"n": 1}
+            copied = copied["a/x"]
+        assert copied.domain.labels == ("y", "x")
+        np.testing.assert_array_equal(copied.read().result(), values[:, 30 - copied.shape[1] :])
+    again = gpustore.save(root / "b", group["a/x"])
+    np.testing.assert_array_equal(again.read().result(), values)
+    with pytest.raises(UnsupportedError, match="; a copy needs a place that can be opened again"):
+        gpustore.copy([1], root / "c")
+    if kind == "local":
+        for source in (place, group):
+            with pytest.raises(gpustore.CopyError, match="overlaps the source"):
+                gpustore.copy(source, tmp_path / "local" / "a" / "x", overwrite=True)
+
+
 class Picky(storage.WrapperStore):
     """A store that has keys of Zarr v3 only, as icechunk's."""
 
