@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.order import Window
+from gpustore.loader.parameters import patch_shape
 from gpustore.loader.space import PatchSpace
 
 Integers = NDArray[np.int64]
@@ -45,9 +46,7 @@ class GridPatches:
     window: int | str = field(default="256 MiB", kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not self.shape or min(self.shape) < 1:
-            raise ValueError(f"shape: expected sizes of at least 1, got {self.shape}")
+        object.__setattr__(self, "shape", patch_shape(self.shape))
         overlap = self.overlap
         some = [overlap] * len(self.shape) if isinstance(overlap, int) else list(overlap)
         if len(some) != len(self.shape) or any(

@@ -19,6 +19,7 @@ from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.host_batches import HostBatches
 from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
+from gpustore.loader.parameters import check_names, whole_number
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
@@ -129,10 +130,10 @@ class PatchLoader:
         on_damage: str = "raise",
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
-        if prefetch < 0:
-            raise ValueError(f"prefetch: expected at least 0, got {prefetch}")
+        batch_size = whole_number(batch_size, "batch_size", 1)
+        prefetch = whole_number(prefetch, "prefetch", 0)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform: expected a function, got {transform!r}")
         if to not in _LIBRARIES:
             raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
         is_list = not isinstance(arrays, (gpustore.TensorStore, Mapping))
@@ -156,6 +157,8 @@ class PatchLoader:
         self._on_damage = on_damage
         self._transform, self._prefetch = transform, prefetch
         first = self._volumes[0].arrays
+        for parameter, by_name in ("dtype", dtype), ("normalize", normalize), ("layout", layout):
+            check_names(by_name, [one.name for one in first], parameter)
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
         layouts = {one.name: Layout.of(one, layout) for one in first}
         self._statistics = LoaderStatistics()
@@ -229,8 +232,7 @@ class PatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with an epoch; its own one goes on where it was loaded."""
-        if epoch < 0:
-            raise ValueError(f"epoch: expected at least 0, got {epoch}")
+        epoch = whole_number(epoch, "epoch", 0)
         if epoch != self.epoch:
             self.epoch, self._position, self._first = epoch, 0, None
 
@@ -251,7 +253,11 @@ class PatchLoader:
         ------
         ConflictError
             If arrays, sampler or global batch are others; the message says which.
+        ValueError
+            If it is no state of a loader.
         """
+        if not isinstance(state, Mapping) or not self.state_dict().keys() <= state.keys():
+            raise ValueError(f"state: expected what state_dict() returns, got {state!r}")
         found = self._fingerprint()
         then = state["fingerprint"]
         if state["version"] != _VERSION:
@@ -264,9 +270,10 @@ class PatchLoader:
                 raise gpustore.ConflictError(
                     f"The state was made with another {name}: {then.get(name)}, now {now}"
                 )
+        epoch = whole_number(state["epoch"], "epoch", 0)
+        position = whole_number(state["position"], "position", 0)
         self._end()
-        self.epoch = int(state["epoch"])
-        self._position = self._first = int(state["position"])
+        self.epoch, self._position, self._first = epoch, position, position
         worker = state["worker"]
         self._worker = None if worker is None else (worker[0], worker[1])
 
@@ -442,9 +449,23 @@ class PatchLoader:
 
 
 def _named(arrays: Arrays) -> Mapping[str, gpustore.TensorStore]:
-    """Return arrays by name."""
+    """Return arrays by name.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no stores, or a name has another meaning in batches.
+    """
     if isinstance(arrays, gpustore.TensorStore):
         return {"image": arrays}
+    if not isinstance(arrays, Mapping):
+        raise TypeError(f"arrays: expected stores or dicts of stores, got {type(arrays).__name__}")
+    for name, store in arrays.items():
+        if not isinstance(store, gpustore.TensorStore):
+            raise TypeError(
+                f"arrays: {name!r} is of {type(store).__name__}; gpustore.open and gpustore.array "
+                "make stores"
+            )
     wrong = _RESERVED.intersection(arrays)
     if wrong:
         raise ValueError(f"arrays: {', '.join(sorted(wrong))}: batches have another array so named")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.numbers import below, fractions, key_of, permutation
 from gpustore.loader.order import Window
+from gpustore.loader.parameters import patch_shape, whole_number
 from gpustore.loader.space import PatchSpace
 from gpustore.loader.strata import halvings, placed, strata
 
@@ -68,12 +69,10 @@ class RandomPatches:
     edge: str = field(default="shift", kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not self.shape or min(self.shape) < 1:
-            raise ValueError(f"shape: expected sizes of at least 1, got {self.shape}")
-        if self.per_epoch < 1:
-            raise ValueError(f"per_epoch: expected at least 1 patch, got {self.per_epoch}")
-        if not 0 <= self.seed < 1 << 64:
+        object.__setattr__(self, "shape", patch_shape(self.shape))
+        object.__setattr__(self, "per_epoch", whole_number(self.per_epoch, "per_epoch", 1))
+        object.__setattr__(self, "seed", whole_number(self.seed, "seed", 0))
+        if self.seed >= 1 << 64:
             raise ValueError(f"seed: expected a number from 0 to 2**64 - 1, got {self.seed}")
         if self.edge not in EDGES:
             raise ValueError(f"edge: expected one of {', '.join(EDGES)}, got {self.edge!r}")
@@ -86,6 +85,10 @@ class RandomPatches:
             raise ValueError(
                 f"weights: expected {len(self.shape)} dimensions as the patch has, "
                 f"got {weights.ndim}"
+            )
+        if not weights.size:
+            raise ValueError(
+                f"weights: expected a map of at least one element, got {weights.shape}"
             )
         if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
             raise ValueError(

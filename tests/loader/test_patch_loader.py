@@ -312,6 +312,10 @@ def test_nothing_is_left_behind_by_a_break_an_error_or_a_drop(store):
         ({"sampler": RandomPatches((1,) * 4, per_epoch=1)}, gpustore.MismatchError, "dimensions"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"batch_size": 2.5}, TypeError, "batch_size: expected a whole number"),
+        ({"transform": 3}, TypeError, "transform"),
+        ({"dtype": {"imgae": "float32"}}, ValueError, "no array is named 'imgae'; there are 'im"),
+        ({"normalize": {"": (0, 1)}}, ValueError, "normalize: no array"),
         ({"to": "tensorflow"}, ValueError, "to: expected"),
         ({"memory": "1 kB"}, gpustore.LimitError, "memory"),
         ({"memory": "ten"}, ValueError, "memory"),
@@ -335,17 +339,72 @@ def test_parameters_without_meaning_are_errors_at_once(store, change, error, tex
     [
         {"shape": ()},
         {"shape": (0, 1)},
+        {"shape": (1.5, 1)},
         {"per_epoch": 0},
+        {"per_epoch": 1.5},
+        {"seed": -1},
+        {"seed": 2**64},
         {"edge": "wrap"},
         {"window": 0},
         {"weights": [[0, 0]]},
         {"weights": [[-1, 2]]},
+        {"weights": [[np.nan, 1]]},
+        {"weights": [[np.inf, 1]]},
+        {"weights": np.ones((0, 3))},
+        {"weights": []},
         {"weights": [1.0]},
     ],
 )
 def test_samplers_without_meaning_are_errors_at_once(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         RandomPatches(**{"shape": (2, 2), "per_epoch": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "text"),
+    [
+        (np.zeros((8, 8)), TypeError, "expected stores or dicts of stores, got ndarray"),
+        ({"image": np.zeros((8, 8))}, TypeError, "'image' is of ndarray"),
+        (["memory://a"], TypeError, "got str"),
+        ([], gpustore.MismatchError, "at least one volume"),
+        ({}, gpustore.MismatchError, "at least one array"),
+        ({"origin": gpustore.array(np.zeros((8, 8)))}, ValueError, "origin"),
+        (
+            {"a": gpustore.array(np.zeros((8, 8))), "b": gpustore.array(np.zeros((8, 12)))},
+            gpustore.MismatchError,
+            "neither is a multiple",
+        ),
+        (
+            [gpustore.array(np.zeros((8, 8))), gpustore.array(np.zeros((8, 8), "uint8"))],
+            gpustore.MismatchError,
+            "volume 1",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_errors_at_once(arrays, error, text):
+    with pytest.raises(error, match=text):
+        PatchLoader(arrays, sampler=RandomPatches((2, 2), per_epoch=1), batch_size=1)
+
+
+@pytest.mark.parametrize(
+    "change", [None, {"fingerprint": None}, {"epoch": -1}, {"position": "3"}, {"position": -1}]
+)
+def test_what_is_no_state_is_an_error(store, change):
+    loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=8), batch_size=4)
+    state = None if change is None else loader.state_dict() | change
+    if change == {"fingerprint": None}:
+        del state["fingerprint"]
+    with pytest.raises((TypeError, ValueError), match=r"state|epoch|position"):
+        loader.load_state_dict(state)
+    assert len(origins(loader)) == 8
+
+
+def test_weights_may_be_a_store():
+    weights = gpustore.array(np.array([[0, 1], [0, 0]], "uint8"))
+    sampler = RandomPatches((2, 2), per_epoch=20, weights=weights, edge="fill")
+    store = gpustore.array(np.zeros((8, 8)))
+    for y, x in origins(PatchLoader(store, sampler=sampler, batch_size=5)):
+        assert y + 1 < 4 <= x + 1
 
 
 def test_stores_on_a_device_are_refused(store):
