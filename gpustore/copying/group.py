@@ -151,8 +151,8 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
                 continue
             spec = {"driver": _DRIVERS[group.zarr_format]}
             place = group.kvstore / path
-            keywords = {"read": True, "device": "cpu", "context": request.context}
-            store = open_whole(spec, kvstore=place, **keywords)
+            context = request.context
+            store = open_whole(spec, kvstore=place, read=True, device="cpu", context=context)
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
             options = _options_of(path, store, request.options, work.images, group.zarr_format)
             target = make_target(store, wanted, options, request.context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -135,6 +135,16 @@ class _Pages:
                 here[tuple(into)] = tile[tuple(part)]
         return found
 
+    def _extents(self, size: int, inside: list[int]) -> Sequence[int]:
+        """Return the extents of a strip or tile of `size` elements, of which some are inside.
+
+        Tiles are whole beyond the edge, or end below but not beside it; strips end there.
+        """
+        x = self.series.keyframe.axes.rfind("X")
+        wide = list(inside)
+        wide[x] = self.tile[x]
+        return next((one for one in (self.tile, wide) if math.prod(one) == size), inside)
+
     def _error(self, number: int, error: Exception) -> Exception:
         """Return the error for a strip or tile that tifffile could not decode."""
         where = f"{self.series.parent.filename}, strip or tile {number}"
@@ -173,9 +183,8 @@ class _Pages:
             value = file.read(nbytes) if nbytes else None
             try:
                 decoded = keyframe.decode(value, number, **options)[0]
-                if decoded is not None:  # Tiles are whole beyond the edge, strips end there.
-                    is_whole = decoded.size == math.prod(self.tile)
-                    decoded = decoded.reshape(self.tile if is_whole else shape)
+                if decoded is not None:
+                    decoded = decoded.reshape(self._extents(decoded.size, shape))
             except Exception as error:
                 raise self._error(number, error) from error
             if decoded is None:

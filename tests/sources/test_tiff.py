@@ -194,6 +194,54 @@ def test_a_short_strip_is_an_error(tmp_path, missing):
     source.close()
 
 
+@pytest.mark.parametrize("width", [18, 32])
+def test_tiles_that_end_at_the_edge_are_read(tmp_path, width):
+    """Some writers cut the last row of tiles, some the last tile of a row, too."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, STACK[0], **ZLIB, tile=(16, 32))
+    tile = np.zeros((5, width), "u2")
+    tile[:, :18] = STACK[0, 32:, 32:]
+    short = zlib.compress(tile.tobytes(), 9)
+    with path.open("r+b") as file, tifffile.TiffFile(path) as found:
+        for tag, value in ((324, path.stat().st_size), (325, len(short))):
+            entry = found.pages[0].tags[tag]
+            form = {3: "<H", 4: "<I"}[entry.dtype]
+            file.seek(entry.valueoffset + 5 * struct.calcsize(form))
+            file.write(struct.pack(form, value))
+        file.seek(0, 2)
+        file.write(short)
+    np.testing.assert_array_equal(tifffile.imread(path), STACK[0])
+    source = open_file(str(path))
+    np.testing.assert_array_equal(source.read(REST), STACK[0])
+    source.close()
+
+
+JPEG = {"compression": "jpeg", "tile": (16, 16)}
+COMPRESSIONS = {
+    "lzw": (STACK, {"compression": "lzw", "rowsperstrip": 7}),
+    "lzw, tiles": (STACK, {"compression": "lzw", "tile": (16, 32), "predictor": True}),
+    "jpeg": (IMAGE[..., 0], JPEG),
+    "jpeg, colours": (IMAGE, {**JPEG, "photometric": "ycbcr", "subsampling": (2, 2)}),
+    "jpeg, strips": (IMAGE, {"compression": "jpeg", "photometric": "rgb", "rowsperstrip": 16}),
+    "jpeg 2000": (IMAGE, {"compression": "jpeg2000", "tile": (16, 16)}),
+    "zstd": (STACK, {"compression": "zstd"}),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compressions_of_imagecodecs_are_those_of_tifffile(tmp_path, name):
+    pytest.importorskip("imagecodecs")
+    values, options = COMPRESSIONS[name]
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, values, **options)
+    expected = tifffile.imread(path)
+    source = open_file(path)
+    for cut in (0, 10):
+        region = tuple(slice(cut if n > 10 else 0, n) for n in values.shape)
+        np.testing.assert_array_equal(source.read(region), expected[region])
+    source.close()
+
+
 def test_a_spacing_of_imagej_that_is_text_is_none(tmp_path):
     path = str(tmp_path / "a.tif")
     facts = {"axes": "ZYX", "spacing": "wide", "unit": "um"}
