@@ -60,3 +60,76 @@ def test_a_state_goes_on_in_two_workers(store):
     again.load_state_dict({**loader(store).state_dict(), "position": 5})
     found = data.DataLoader(again, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert origins(found) == whole[5:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore")
+def test_a_stateful_data_loader_goes_on_exactly(store, workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    options = {"multiprocessing_context": "fork"} if workers else {}
+
+    def begun():
+        found = stateful(loader(store), batch_size=None, num_workers=workers, **options)
+        found.dataset.set_epoch(1)
+        return found
+
+    whole = loader(store)
+    whole.set_epoch(1)
+    expected = origins(whole)
+    stopped = begun()
+    batches = iter(stopped)
+    found = [next(batches) for _ in range(7)]
+    state = stopped.state_dict()
+    again = begun()
+    again.load_state_dict(state)
+    assert origins(found) + origins(again) == expected
+
+
+def lightning_model(lightning):
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(1, 1, 3, padding=1)
+            self.seen, self.losses = [], []
+
+        def training_step(self, batch, number):
+            patches = batch["image"][:, None]
+            loss = torch.nn.functional.mse_loss(self.layer(patches), patches)
+            self.seen.append(batch["origin"].tolist())
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), 1e-2)
+
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_goes_on_exactly(store, tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    def fit(checkpoint=None):
+        callback = lightning.pytorch.callbacks.ModelCheckpoint(
+            dirpath=tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1
+        )
+        trainer = lightning.Trainer(
+            default_root_dir=tmp_path,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            max_epochs=3,
+            callbacks=[callback],
+        )
+        model = lightning_model(lightning)
+        trainer.fit(model, loader(store, normalize=(0, 1440)), ckpt_path=checkpoint)
+        return model
+
+    whole = fit()
+    assert len({str(origin) for origin in whole.seen}) == 45  # No epoch is like another.
+    for stop in (15, 20):  # Behind the first of three epochs, and in the second.
+        again = fit(tmp_path / f"step={stop}.ckpt")
+        assert again.seen == whole.seen[stop:]
+        assert again.losses == whole.losses[stop:]
