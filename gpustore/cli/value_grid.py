@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from gpustore.cli.failure import CommandError
@@ -94,7 +93,13 @@ class ValueGrid:
 
     def cells(self) -> Iterator[tuple[int, ...]]:
         """Yield the positions of all values, the last dimension fastest."""
-        return product(*map(range, self.counts))
+        # Not itertools.product: it would hold all positions along each dimension.
+        for number in range(self.size):
+            cell = []
+            for count in reversed(self.counts):
+                number, at = divmod(number, count)
+                cell.append(at)
+            yield tuple(reversed(cell))
 
     def cell(self, key: str) -> tuple[int, ...] | None:
         """Return the position of the value with a key, None if no value of the grid has it."""

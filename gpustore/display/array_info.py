@@ -376,15 +376,11 @@ def _stored(store: Any, possible: int, complete: bool) -> tuple[int | None, int 
         return None, None, "the kvstore cannot list"
     if not (complete or (kvstore.driver.is_local and possible <= _CHEAP)):
         return None, None, "info_complete() lists their keys"
-    keys = [key.decode() for key in kvstore.list().result()]
-    values = [key for key in keys if key.rpartition("/")[2] not in _METADATA]
-    try:
-        located = kvstore.locate_many(values)
-    except UnsupportedError:
-        return len(values), None, None
-    located.raise_first()
-    # -1 stands for a value that was deleted since it was listed.
-    return len(values), sum(max(0, size) for size in located.nbytes), None
+    listed, errors = kvstore.list_nbytes().result()
+    for error in errors.values():
+        raise error
+    sizes = [size for key, size in listed.items() if key.rpartition("/")[2] not in _METADATA]
+    return len(sizes), sum(sizes), None
 
 
 def _plain(value: Any) -> Any:

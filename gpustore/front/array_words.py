@@ -32,7 +32,7 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
     keywords : mapping
         Keywords of :class:`Schema`, ``codec`` in any form of
         :func:`~gpustore.schema.codec_words.codec_spec`, ``chunk_layout`` also as JSON or as the
-        shape of the chunks, and :data:`ARRAY_WORDS`:
+        shape of the chunks, ``shape`` also as the length of a vector, and :data:`ARRAY_WORDS`:
 
         chunks : int or sequence of int, length rank
             Shape of the chunks that are encoded one by one; an int is the size along all
@@ -60,6 +60,8 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
         raise MetadataError('Zarr v2 has no shards: choose Zarr v3, as in "x.zarr|zarr3:"')
     words: dict[str, Any] = {name: given.pop(name) for name in ARRAY_WORDS if name in given}
     codec = given.pop("codec", None)
+    if isinstance(given.get("shape"), int | np.integer):
+        given["shape"] = (given["shape"],)
     if "chunk_layout" in given:
         given["chunk_layout"] = _chunk_layout(given["chunk_layout"])
     constraints = Schema(**given)

@@ -1,5 +1,7 @@
 """Grids of stored values: keys, positions, boxes."""
 
+import itertools
+
 import numpy as np
 
 import gpustore
@@ -51,6 +53,12 @@ def test_keys_are_those_of_the_stored_chunks(tmp_path, driver, metadata):
     assert list(stored.nbytes) == list(grid.cells())
     assert stored.others == ["other"]
     assert not stored.errors
+
+
+def test_a_grid_of_very_many_values_is_not_held_in_memory():
+    url = "memory://many/|zarr3:"
+    store = gpustore.open(url, create=True, dtype="uint8", shape=[2, 10**13], chunks=1).result()
+    assert next(itertools.islice(ValueGrid.of(store).cells(), 3, None)) == (0, 3)
 
 
 def test_keys_outside_of_the_grid_are_none_of_it(tmp_path):

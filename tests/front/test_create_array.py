@@ -84,6 +84,12 @@ def test_save_chooses_chunks_of_a_mebibyte(tmp_path):
     assert gpustore.save(tmp_path / "s.zarr", [1.5, 2.5]).dtype == "float64"
 
 
+@pytest.mark.parametrize("shape", [6, np.int64(6)])
+def test_words_of_numpy_are_taken(shape):
+    store = gpustore.create_array("memory://x/", shape=shape, dtype=">u2", chunks=4).result()
+    assert (store.shape, store.dtype, store.chunks) == ((6,), "uint16", (4,))
+
+
 def test_save_overwrites_only_when_asked(tmp_path):
     gpustore.save(tmp_path / "x.zarr", [1, 2])
     with pytest.raises(gpustore.AlreadyExistsError, match=r"x\.zarr"):

@@ -718,6 +718,17 @@ def test_names_and_sizes_come_with_the_list(server):
     assert len(server.requests) == 2
 
 
+def test_facts_about_an_array_have_the_sizes_of_the_listing(server):
+    folder = open_s3(server, "a/")
+    values = np.arange(6, dtype="uint8")
+    store = gpustore.create_array(folder, shape=6, dtype="u1", chunks=2, data=values).result()
+    del folder["c/1"]
+    server.requests.clear()
+    info = store.info_complete()
+    assert (info.values_stored, info.stored_nbytes) == (2, 4)
+    assert len([one for one in server.requests if "list-type" in one.target]) == 1
+
+
 def test_remark_on_the_encoding_changes_no_bytes(server):
     server.values["bucket/a"] = b"stored"
     server.faults = [Fault(lambda s, c, r: s.serve(c, r, fields={"Content-Encoding": "gzip"}))]
