@@ -247,6 +247,11 @@ class FetchedWindow:
         """Begin to read all arrays, together."""
         return [one.begin() for one in self.arrays]
 
+    def wait(self) -> None:
+        """Wait until all arrays are read, or have failed."""
+        for one in self.arrays:
+            one.wait()
+
     @cached_property
     def suspects(self) -> NDArray[np.bool_]:
         """Which patches may be damaged in an array, once all are read; shape (n,)."""

@@ -69,8 +69,10 @@ class WindowReads:
             at, end = self._at, min(self._at + count, len(window.numbers))
             self._at = end
             count -= end - at
-            with self._statistics.stalling():
-                suspects = window.suspects
+            if not at:
+                with self._statistics.stalling():
+                    window.wait()
+            suspects = window.suspects
             for i in (np.flatnonzero(suspects[at:end]) + at).tolist():
                 if at < i:
                     yield window, at, i
