@@ -107,7 +107,11 @@ class DeviceSink(Submissions):
             while self.finish():
                 decode_left(self)
         finally:
-            self.put_back()
+            try:
+                self.put_back()
+            except BaseException:  # Ctrl-C again, which no worker sees.
+                executor.execute(self.put_back)
+                raise
         self._early.check()
         return result()
 

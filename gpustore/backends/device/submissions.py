@@ -167,11 +167,13 @@ class Submissions:
         return len(self._left)
 
     def put_back(self) -> None:
+        """Give everything back. May be called again if Ctrl-C has ended it."""
         self._early.over()
-        live, self._live = self._live, []
-        for submission in live:
+        while self._live:
             with suppress(DeviceError):  # Of a lost device, whose first error is raised.
-                submission.give_up()
+                self._live[-1].give_up()
+            # A buffer that Ctrl-C leaves between the two lists is free once this object is gone.
+            submission = self._live.pop()
             self._idle.append(submission.buffer)
         self._open = None
         self._running.clear()

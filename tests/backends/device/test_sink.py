@@ -1,6 +1,7 @@
 """Sinks of a device: what they hold when the Future of a read resolves."""
 
 import bz2
+import gc
 import itertools
 import threading
 
@@ -18,6 +19,7 @@ from gpustore.runtime.executor import Executor
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
 from tests.pipelines.arrays import BYTES, make_array, put, whole
+from tests.waiting import wait_until
 
 pytestmark = [needs_compiler, pytest.mark.matrix]
 
@@ -138,6 +140,35 @@ def test_ctrl_c_ends_a_small_read_and_leaves_nothing_behind(small):
         assert future.cancelled()
         assert backend.buffers.taken == 0
     assert np.array_equal(on_host(device, store[PART].read().result()), elements[PART])
+
+
+def test_ctrl_c_while_a_small_read_gives_back_leaves_that_to_a_worker(small):
+    device, store, elements = small
+    backend = select_backend(parse_device(device.name))
+    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 1 << 20}})
+    store = gpustore.open(store.spec(), device=device.name, context=context).result()
+    presses, given_back = itertools.count(), threading.Event()
+
+    def interrupted():
+        if threading.current_thread() is not threading.main_thread():
+            given_back.set()
+        elif next(presses) < 2:
+            raise KeyboardInterrupt
+
+    device.faults.before_wait = interrupted
+    future = store[PART].read()
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert next(presses) == 2
+    assert given_back.wait(TIMEOUT_S)
+    device.faults.before_wait = None
+    del future
+    assert np.array_equal(on_host(device, store[PART].read().result()), elements[PART])
+    wait_until(lambda: not backend.buffers.taken)
+    backend.release()
+    gc.collect()  # The error and its frames hold the array of the first read.
+    device.memory()  # Any operation frees dropped arrays.
+    assert not device._memory.live()
 
 
 def test_a_small_read_without_an_idle_buffer_begins_when_one_is_put_back(small):
