@@ -31,7 +31,7 @@ LARGE, SMALL = 3, 8
 """Most buffers of each kind: one is filled while others run."""
 
 SMALL_NBYTES = 16 << 20
-"""Most bytes of a small buffer."""
+"""Most bytes of a small buffer while it is idle."""
 
 PART_ALIGNMENT = 16
 """Multiple of bytes at which values, tables and results begin."""
@@ -340,7 +340,13 @@ class StagingBuffers:
         return buffer
 
     def put(self, buffer: StagingBuffer) -> None:
-        """Give a buffer back; all work of its stream has ended."""
+        """Give a buffer back; all work of its stream has ended.
+
+        The memory of a small one that has grown beyond that for tables, or for values of a cache,
+        is freed.
+        """
+        if buffer.is_small and buffer.nbytes > SMALL_NBYTES:
+            buffer.free()
         buffer.clear()
         with self._lock:
             kind = self._kinds[buffer.is_small]

@@ -255,3 +255,18 @@ def test_a_buffer_is_taken_once_if_a_read_begins_while_its_owner_is_looked_at(po
     assert taken[1] is not first
     for buffer in taken:
         pool.put(buffer)
+
+
+def test_a_small_buffer_that_has_grown_is_kept_without_its_memory(device, monkeypatch):
+    monkeypatch.setattr(staging_buffer, "SMALL_NBYTES", 2 << 20)
+    buffers = StagingBuffers(device)
+    for nbytes, kept in ((2 << 20, 2 << 20), ((2 << 20) + 1, 0)):
+        buffer = buffers.take(device, is_small=True)
+        buffer.resize(nbytes)
+        buffers.put(buffer)
+        assert buffer.nbytes == kept
+    large = buffers.take(device, is_small=False)
+    large.resize(3 << 20)
+    buffers.put(large)
+    assert large.nbytes == 3 << 20
+    buffers.free()
