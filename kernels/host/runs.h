@@ -24,9 +24,10 @@ struct RunHead {
     std::uint32_t items, first_tile, row, reserved;
 };
 
-// A rectangle as one run of items; the innermost dimension comes first.
+// A rectangle as one run of items; the innermost dimension comes first. Its addresses count from those of the
+// rectangle, because rectangles of the same counts whose addresses have the same remainder are alike.
 struct CopyRun {
-    i64 src, dst, items = 1;
+    i64 src = 0, dst = 0, items = 1;
     i64 extent[MOST_DIMS], src_stride[MOST_DIMS], dst_stride[MOST_DIMS];
     int dims = 0;
     int kernel = 0;  // twice the number of the width, from 16 bytes down to 1; odd if it is not tiled
@@ -50,14 +51,18 @@ public:
             const i64 a = std::llabs(rows_.dst_stride[one]), b = std::llabs(rows_.dst_stride[other]);
             return a != b ? a < b : std::llabs(rows_.src_stride[one]) < std::llabs(rows_.src_stride[other]);
         });
-        runs_.resize(static_cast<std::size_t>(rows_.rows));
+        numbers_.reserve(static_cast<std::size_t>(rows_.rows));
         for (i64 row = 0; row < rows_.rows; row++) {
-            CopyRun& run = runs_[static_cast<std::size_t>(row)];
-            if (!merge(row, run) || !widen(run)) return false;
-            pack(run);
-            find_tiles(run);
-            int& most = most_[run.kernel / 2];
-            most = std::max(most, run.dims);
+            if (!row || !is_like(row, row - 1)) {
+                CopyRun run;
+                if (!merge(row, run) || !widen(row, run)) return false;
+                pack(run);
+                find_tiles(run);
+                int& most = most_[run.kernel / 2];
+                most = std::max(most, run.dims);
+                runs_.push_back(run);
+            }
+            numbers_.push_back(static_cast<std::uint32_t>(runs_.size() - 1));
         }
         return true;
     }
@@ -66,20 +71,31 @@ public:
     // an item, whether it is tiled, rank of the kernel, descriptors, thread blocks. Returns the number of
     // tables; 0 if `size` bytes do not hold them or a launch has too many blocks.
     i64 write(i64* heads, u8* out, i64 size) {
+        bool wanted[10] = {};
+        for (const CopyRun& run : runs_) wanted[run.kernel] = true;
         i64 tables = 0;
         for (int kernel = 0; kernel < 10; kernel++) {
+            if (!wanted[kernel]) continue;
             const i64 rank = rank_for(most_[kernel / 2]);
-            const i64 nbytes = static_cast<i64>(sizeof(RunHead) + sizeof(RunDim) * static_cast<std::size_t>(rank));
-            i64 count = 0, blocks = 0, tiles;
+            const i64 dims_nbytes = static_cast<i64>(sizeof(RunDim)) * rank;
+            const i64 nbytes = static_cast<i64>(sizeof(RunHead)) + dims_nbytes;
+            RunDim dims[MOST_DIMS];
+            const CopyRun* known = nullptr;  // whose dimensions these are
+            i64 count = 0, blocks = 0, tiles = 0;
             for (i64 row = 0; row < rows_.rows; row++) {
-                const CopyRun& run = runs_[static_cast<std::size_t>(row)];
+                const CopyRun& run = runs_[numbers_[static_cast<std::size_t>(row)]];
                 if (run.kernel != kernel) continue;
-                if ((size -= nbytes) < 0) return 0;
-                if (!write_run(run, row, rank, blocks, out, tiles)) return 0;
+                if ((size -= nbytes) < 0 || blocks > MAX_ITEMS) return 0;
+                if (known != &run) tiles = find_dims(run, rank, dims), known = &run;
+                RunHead head = {rows_.src[row], rows_.dst[row], static_cast<std::uint32_t>(run.items),
+                                static_cast<std::uint32_t>(blocks), static_cast<std::uint32_t>(row), 0};
+                if (__builtin_add_overflow(head.src, run.src, &head.src)) return 0;
+                if (__builtin_add_overflow(head.dst, run.dst, &head.dst)) return 0;
+                std::memcpy(out, &head, sizeof head);
+                std::memcpy(out + sizeof head, dims, static_cast<std::size_t>(dims_nbytes));
                 out += nbytes, blocks += tiles, count++;
             }
             if (blocks > MAX_ITEMS) return 0;
-            if (!count) continue;
             const i64 head[] = {MAX_WIDTH >> kernel / 2, kernel % 2 == 0, rank, count, blocks};
             heads = std::copy(head, head + 5, heads);
             tables++;
@@ -90,9 +106,16 @@ public:
 private:
     static i64 rank_for(int dims) { return dims <= 4 ? dims : MOST_DIMS; }
 
+    // Whether two rectangles are one run.
+    bool is_like(i64 row, i64 other) const {
+        if (((rows_.src[row] ^ rows_.src[other]) | (rows_.dst[row] ^ rows_.dst[other])) % MAX_WIDTH) return false;
+        for (const i64* count = rows_.count; count < rows_.count + rows_.rank * rows_.rows; count += rows_.rows)
+            if (count[row] != count[other]) return false;
+        return true;
+    }
+
     // Drops dimensions of one element and merges those without a gap on both sides.
     bool merge(i64 row, CopyRun& run) const {
-        run.src = rows_.src[row], run.dst = rows_.dst[row];
         run.extent[0] = rows_.itemsize, run.src_stride[0] = run.dst_stride[0] = 1;
         run.dims = 1;
         for (i64 k = 0; k < rows_.rank; k++) {
@@ -123,8 +146,10 @@ private:
     }
 
     // Chooses the widest items that divide all distances; false where bytes would be copied backwards.
-    bool widen(CopyRun& run) const {
-        i64 every = run.extent[0] | run.src | run.dst | MAX_WIDTH;
+    bool widen(i64 row, CopyRun& run) const {
+        const i64 src = rows_.src[row] % MAX_WIDTH + run.src % MAX_WIDTH;
+        const i64 dst = rows_.dst[row] % MAX_WIDTH + run.dst % MAX_WIDTH;
+        i64 every = run.extent[0] | src | dst | MAX_WIDTH;
         for (int k = 1; k < run.dims; k++) every |= run.src_stride[k] | run.dst_stride[k];
         const i64 width = every & -every;
         if (width < rows_.unit) return false;
@@ -164,11 +189,10 @@ private:
         run.kernel--;
     }
 
-    static bool write_run(const CopyRun& run, i64 row, i64 rank, i64 first_tile, u8* out, i64& tiles) {
-        if (first_tile > MAX_ITEMS) return false;
+    // Finds the dimensions of a run for the kernel, outermost first, and returns its thread blocks.
+    static i64 find_dims(const CopyRun& run, i64 rank, RunDim* dims) {
         const i64 side = run.width() <= 2 ? 64 : 32;
-        RunDim dims[MOST_DIMS];
-        tiles = 1;
+        i64 tiles = 1;
         for (i64 k = 0; k < rank; k++) {
             RunDim& dim = dims[rank - 1 - k];
             if (k >= run.dims) {
@@ -186,18 +210,14 @@ private:
             }
             dim = {static_cast<std::uint32_t>(extent), magic, shift, 0, run.src_stride[k], run.dst_stride[k]};
         }
-        if (!run.tiled()) tiles = (tiles + ITEMS_PER_TILE - 1) / ITEMS_PER_TILE;
-        const RunHead head = {run.src, run.dst, static_cast<std::uint32_t>(run.items),
-                              static_cast<std::uint32_t>(first_tile), static_cast<std::uint32_t>(row), 0};
-        std::memcpy(out, &head, sizeof head);
-        std::memcpy(out + sizeof head, dims, sizeof(RunDim) * static_cast<std::size_t>(rank));
-        return true;
+        return run.tiled() ? tiles : (tiles + ITEMS_PER_TILE - 1) / ITEMS_PER_TILE;
     }
 
     const CopyRows& rows_;
     int order_[MOST_DIMS];
     int most_[5] = {};  // dimensions, by the number of the width
-    std::vector<CopyRun> runs_;
+    std::vector<CopyRun> runs_;  // of rectangles that are alike and follow one another
+    std::vector<std::uint32_t> numbers_;  // of the run of each rectangle
 };
 
 }  // namespace gpustore

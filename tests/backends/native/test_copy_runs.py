@@ -40,6 +40,10 @@ def rectangles(draw):
         for base in (SRC, DST)
     )
     count = np.array(count, np.int64).reshape(rank, n)
+    if draw(st.booleans()):  # Several that are alike, one behind the other.
+        again = np.repeat(np.arange(n), draw(st.lists(st.integers(1, 3), min_size=n, max_size=n)))
+        apart = (np.arange(len(again), dtype=np.uint64) * np.uint64(n)) << np.uint64(30)
+        src, dst, count = src[again] + apart, dst[again] + apart, count[:, again]
     return Rows(src, dst, count, *strides), itemsize
 
 
