@@ -7,12 +7,15 @@ stream, and there may be thousands of streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.runtime.buffer import Buffer
+
+if TYPE_CHECKING:
+    from gpustore.device.headers import FrameColumns
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -36,19 +39,8 @@ class HeaderReader(Protocol):
         decoded_max: int,
         *,
         exact: bool,
-    ) -> tuple[Integers, Integers, Integers]:
-        """Return columns of Blosc frames that decode to at most, or to exactly, `decoded_max`.
-
-        Returns
-        -------
-        ndarray of int64, shape (6, n)
-            Decoded bytes of each frame, 0 for those that are left; bytes of an element; number of
-            the compressor; whether the frame is stored, its bytes are shuffled, its bits are.
-        ndarray of int64, shape (3, blocks)
-            Frame of each block, its first decoded byte, decoded bytes.
-        ndarray of int64, shape (5, streams)
-            Frame of each stream, first byte and bytes within the frame, of the decoded stream too.
-        """
+    ) -> FrameColumns:
+        """Return columns of Blosc frames that decode to at most, or to exactly, `decoded_max`."""
 
 
 class EncodedColumns:
@@ -62,12 +54,13 @@ class EncodedColumns:
         First byte of each value in `data`, and its length.
     reader : HeaderReader, optional
         Reads headers faster than NumPy does.
-    content : ndarray of int64, shape (n,), optional
-        Decoded bytes of each value that is a Zstandard frame whose headers were read before, 0 for
-        the others.
+    known : KnownHeaders, optional
+        Headers that were read before. Of Zstandard frames one column, the decoded bytes of each
+        value, 0 for those that are left; of Blosc frames
+        :class:`~gpustore.device.headers.FrameColumns`.
     """
 
-    __slots__ = ("content", "data", "nbytes", "reader", "start")
+    __slots__ = ("data", "known", "nbytes", "reader", "start")
 
     def __init__(
         self,
@@ -75,13 +68,13 @@ class EncodedColumns:
         start: Integers,
         nbytes: Integers,
         reader: HeaderReader | None = None,
-        content: Integers | None = None,
+        known: Any = None,
     ) -> None:
         self.data = data
         self.start = start
         self.nbytes = nbytes
         self.reader = reader
-        self.content = content
+        self.known = known
 
     @classmethod
     def joined(cls, values: Sequence[Buffer]) -> EncodedColumns:
@@ -104,15 +97,15 @@ class EncodedColumns:
 
     def take(self, values: NDArray[np.generic]) -> EncodedColumns:
         """Return the values of these indices, or those where a mask is true."""
-        content = None if self.content is None else self.content[values]
+        known = None if self.known is None else self.known.take(values)
         start, nbytes = self.start[values], self.nbytes[values]
-        return EncodedColumns(self.data, start, nbytes, self.reader, content)
+        return EncodedColumns(self.data, start, nbytes, self.reader, known)
 
     def inside(self, before: int, behind: int) -> EncodedColumns:
         """Return the values without their first `before` and last `behind` bytes."""
         nbytes = self.nbytes - (before + behind)
-        content = None if before else self.content
-        return EncodedColumns(self.data, self.start + before, nbytes, self.reader, content)
+        known = None if before else self.known
+        return EncodedColumns(self.data, self.start + before, nbytes, self.reader, known)
 
     def uint(self, position: Integers, nbytes: int, ok: Mask) -> Integers:
         """Read little endian integers of `nbytes` bytes, at most 7; 0 where `ok` is false.

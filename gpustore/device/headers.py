@@ -30,6 +30,16 @@ class Headers(Protocol):
         """Return the headers of these values and those of `others`, which one codec has read."""
 
 
+class KnownHeaders(Headers, Protocol):
+    """Headers that the native core has read while it fetched the values, as far as they are right.
+
+    A codec reads those of other values.
+    """
+
+    def unknown(self, count: int) -> Self:
+        """Return headers of `count` values of which nothing is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeaderColumns:
     """Headers of one number a column for each value.
@@ -53,6 +63,64 @@ class HeaderColumns:
         """Return the headers of these values and those of `others`."""
         pairs = zip(self.columns, *(other.columns for other in others))
         return HeaderColumns(tuple([np.concatenate(columns) for columns in pairs]))
+
+    def unknown(self, count: int) -> HeaderColumns:
+        """Return zeros for `count` values."""
+        return HeaderColumns(tuple([np.zeros(count, column.dtype) for column in self.columns]))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameColumns:
+    """Frames that the native core has read: their heads, their blocks, and the streams of these.
+
+    Attributes
+    ----------
+    heads : ndarray of int64, shape (6, n)
+        Decoded bytes of each frame, 0 for those that are left; bytes of an element; number of the
+        compressor; whether the frame is stored, its bytes are shuffled, its bits are.
+    blocks : ndarray of int64, shape (3, blocks)
+        Frame of each block, ascending, its first decoded byte, decoded bytes.
+    streams : ndarray of int64, shape (5, streams)
+        Frame of each stream, ascending, first byte and bytes within the frame, of the decoded
+        stream too.
+    """
+
+    heads: Integers
+    blocks: Integers
+    streams: Integers
+
+    @property
+    def nbytes(self) -> int:
+        return self.heads.nbytes + self.blocks.nbytes + self.streams.nbytes
+
+    def take(self, values: NDArray[Any]) -> FrameColumns:
+        """Return some of the frames, numbered anew."""
+        count = self.heads.shape[1]
+        parts = []
+        for columns in (self.blocks, self.streams):
+            owner, number = take_parts(columns[0], count, values)
+            part = columns[:, number]
+            part[0] = owner
+            parts.append(part)
+        return FrameColumns(self.heads[:, values], *parts)
+
+    def joined(self, others: Sequence[FrameColumns]) -> FrameColumns:
+        """Return these frames and those of `others`."""
+        every = (self, *others)
+        heads = np.concatenate([one.heads for one in every], axis=1)
+        counts = np.array([one.heads.shape[1] for one in every])
+        parts = []
+        for name in ("blocks", "streams"):
+            columns = [getattr(one, name) for one in every]
+            part = np.concatenate(columns, axis=1)
+            part[0] += np.repeat(np.cumsum(counts) - counts, [one.shape[1] for one in columns])
+            parts.append(part)
+        return FrameColumns(heads, *parts)
+
+    def unknown(self, count: int) -> FrameColumns:
+        """Return `count` frames that are left."""
+        heads = np.zeros((len(self.heads), count), np.int64)
+        return FrameColumns(heads, self.blocks[:, :0], self.streams[:, :0])
 
 
 def take_parts(owner: Integers, count: int, values: NDArray[Any]) -> tuple[Integers, Integers]:

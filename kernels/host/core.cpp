@@ -195,17 +195,26 @@ EXPORT void gpustore_core_zstd_frames(const gpustore::Encoded* frames, std::int6
     }
 }
 
-// Reads the headers of Blosc frames; BloscFrames describes the columns.
+// Reads the heads of Blosc frames; BloscFrames describes the columns.
 EXPORT void gpustore_core_blosc_heads(
-    const gpustore::Encoded* frames, std::int64_t decoded_max, std::int64_t exact, std::int64_t* heads) {
-    gpustore::BloscFrames(*frames, heads).read_heads(decoded_max, exact);
+    const gpustore::Encoded* frames, std::int64_t decoded_max, std::int64_t exact, gpustore::BloscColumns* columns) {
+    using namespace gpustore;
+    BloscFrames found(*columns);
+    for (i64 number = 0; number < frames->count; number++) {
+        Value frame = {nullptr, 0};
+        find(*frames, number, frame);
+        found.read_head(number, frame, decoded_max, exact);
+    }
 }
 
-// Finds the blocks and streams of Blosc frames, as many as their heads say.
-EXPORT void gpustore_core_blosc_streams(
-    const gpustore::Encoded* frames, std::int64_t* heads, std::int64_t* blocks, std::int64_t block_count,
-    std::int64_t* streams, std::int64_t stream_count) {
-    gpustore::BloscFrames(*frames, heads).read_streams(blocks, block_count, streams, stream_count);
+// Finds the blocks and streams of Blosc frames whose heads were read.
+EXPORT void gpustore_core_blosc_streams(const gpustore::Encoded* frames, gpustore::BloscColumns* columns) {
+    using namespace gpustore;
+    BloscFrames found(*columns);
+    for (i64 number = 0; number < frames->count; number++) {
+        Value frame;
+        if (find(*frames, number, frame)) found.read_streams(number, frame);
+    }
 }
 
 // Reads files whole into memory; their names end in 0 each. The three integers of each file are its

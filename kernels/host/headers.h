@@ -155,56 +155,50 @@ private:
     bool had_tree_ = false, had_sequences_ = false;
 };
 
-// Frames of Blosc 1, their blocks, and the streams of these, as columns. Source: as BloscHeader.
+// Frames of Blosc 1, their blocks, and the streams of these. Source: as BloscHeader.
 class BloscFrames {
 public:
-    // `heads` are columns of `values.count` numbers: decoded bytes (0 for a frame that is not plainly
-    // right), typesize, compressor, whether the frame is stored and its bytes or bits are shuffled,
-    // blocks, streams.
-    BloscFrames(const Encoded& values, i64* heads) : values_(values) {
+    // `heads` are columns of `rows` numbers: decoded bytes (0 for a frame that is not plainly right), typesize,
+    // compressor, whether the frame is stored and its bytes or bits are shuffled, blocks, streams. Columns of
+    // blocks: number of the frame, first byte and bytes of the decoded block. Columns of streams: number of the
+    // frame, first byte and bytes of the stream in the frame, and of what it decodes to.
+    explicit BloscFrames(BloscColumns& columns) : columns_(columns) {
+        i64* heads = columns.heads;
         for (i64** column : {&nbytes_, &typesize_, &code_, &stored_, &bytes_, &bits_, &blocks_, &streams_})
-            *column = heads, heads += values.count;
+            *column = heads, heads += columns.rows;
     }
 
-    void read_heads(i64 decoded_max, bool exact) {
-        for (i64 frame = 0; frame < values_.count; frame++) {
-            Value value;
-            BloscHeader header;
-            const bool right = find(values_, frame, value) && header.read(value.at, value.nbytes) &&
-                               header.nbytes <= decoded_max && (!exact || header.nbytes == decoded_max) &&
-                               fits(header, value.at);
-            nbytes_[frame] = right ? header.nbytes : 0;
-            typesize_[frame] = header.typesize;
-            code_[frame] = header.flags >> 5;
-            stored_[frame] = right && header.is_stored();
-            bytes_[frame] = header.flags & 0x01 && header.typesize > 1;
-            bits_[frame] = (header.flags & 0x04) != 0;
-            blocks_[frame] = streams_[frame] = 0;
-            if (!right || header.is_stored()) continue;
-            const i64 blocks = header.blocks(), last = header.nbytes - (blocks - 1) * header.blocksize;
-            blocks_[frame] = blocks;
-            streams_[frame] = (blocks - 1) * header.splits(header.blocksize) + header.splits(last);
-        }
+    void read_head(i64 frame, const Value& value, i64 decoded_max, bool exact) {
+        BloscHeader header;
+        const bool right = header.read(value.at, value.nbytes) && header.nbytes <= decoded_max &&
+                           (!exact || header.nbytes == decoded_max) && fits(header, value.at);
+        nbytes_[frame] = right ? header.nbytes : 0;
+        typesize_[frame] = header.typesize;
+        code_[frame] = header.flags >> 5;
+        stored_[frame] = right && header.is_stored();
+        bytes_[frame] = header.flags & 0x01 && header.typesize > 1;
+        bits_[frame] = (header.flags & 0x04) != 0;
+        blocks_[frame] = streams_[frame] = 0;
+        if (!right || header.is_stored()) return;
+        const i64 blocks = header.blocks(), last = header.nbytes - (blocks - 1) * header.blocksize;
+        blocks_[frame] = blocks;
+        streams_[frame] = (blocks - 1) * header.splits(header.blocksize) + header.splits(last);
     }
 
-    // Walks the streams of all frames. `blocks` are columns of as many numbers as the frames have blocks:
-    // number of the frame, first byte and bytes of the decoded block. `streams` likewise: number of
-    // the frame, first byte and bytes of the stream in the frame, and of what it decodes to. Those of a
-    // frame that turns out not to be right mean nothing, but for its number.
-    void read_streams(i64* blocks, i64 block_count, i64* streams, i64 stream_count) {
-        i64 block = 0, stream = 0;
-        for (i64 frame = 0; frame < values_.count; frame++) {
-            const i64 block_end = block + blocks_[frame], stream_end = stream + streams_[frame];
-            std::fill(blocks + block, blocks + block_end, frame);
-            std::fill(streams + stream, streams + stream_end, frame);
-            Value value;
-            BloscHeader header;
-            if (blocks_[frame] && !(find(values_, frame, value) && header.read(value.at, value.nbytes) &&
-                                    walk(header, value, blocks + block_count + block, block_count,
-                                         streams + stream_count + stream, stream_count)))
-                nbytes_[frame] = 0;
-            block = block_end, stream = stream_end;
+    // Walks the streams of a frame whose head was read; it is not plainly right if there is no room for them.
+    void read_streams(i64 frame, const Value& value) {
+        const i64 blocks = blocks_[frame], streams = streams_[frame];
+        i64 &block = columns_.block_count, &stream = columns_.stream_count;
+        if (!blocks) return;
+        BloscHeader header;
+        if (blocks > columns_.block_room - block || streams > columns_.stream_room - stream ||
+            !header.read(value.at, value.nbytes) || !walk(header, value)) {
+            nbytes_[frame] = blocks_[frame] = streams_[frame] = 0;
+            return;
         }
+        std::fill_n(columns_.blocks + block, blocks, frame);
+        std::fill_n(columns_.streams + stream, streams, frame);
+        block += blocks, stream += streams;
     }
 
 private:
@@ -215,16 +209,17 @@ private:
         return header.blocksize % header.splits(header.blocksize) == 0;
     }
 
-    static bool walk(const BloscHeader& header, const Value& value, i64* block, i64 block_count, i64* streams,
-                     i64 stream_count) {
-        const i64 begin = header.table_end();
+    bool walk(const BloscHeader& header, const Value& value) const {
+        const i64 begin = header.table_end(), block_room = columns_.block_room, stream_room = columns_.stream_room;
+        i64* block = columns_.blocks + block_room + columns_.block_count;
+        i64* const streams = columns_.streams + stream_room + columns_.stream_count;
         i64* stream = streams;
         i64 end = begin;  // of the streams so far
         bool ascending = true;
         for (i64 offset = 0; offset < header.nbytes; offset += header.blocksize, block++) {
             const i64 nbytes = std::min(header.blocksize, header.nbytes - offset);
             const i64 splits = header.splits(nbytes), share = nbytes / splits;
-            block[0] = offset, block[block_count] = nbytes;
+            block[0] = offset, block[block_room] = nbytes;
             i64 position = u32_at(value.at + BloscHeader::NBYTES + 4 * (offset / header.blocksize));
             for (i64 k = 0; k < splits; k++, stream++) {
                 if (position < begin || position > value.nbytes - 4) return false;
@@ -233,13 +228,13 @@ private:
                 position += 4;
                 if (!length || length > value.nbytes - position) return false;
                 end = position + length;
-                stream[0] = position, stream[stream_count] = length;
-                stream[2 * stream_count] = offset + k * share, stream[3 * stream_count] = share;
+                stream[0] = position, stream[stream_room] = length;
+                stream[2 * stream_room] = offset + k * share, stream[3 * stream_room] = share;
                 position = end;
             }
         }
         // Encoders with several threads store blocks in any order.
-        return ascending || are_apart(streams, streams + stream_count, stream - streams);
+        return ascending || are_apart(streams, streams + stream_room, stream - streams);
     }
 
     // Whether streams with their lengths in front of them do not lie in each other.
@@ -254,7 +249,7 @@ private:
         return false;
     }
 
-    const Encoded& values_;
+    BloscColumns& columns_;
     i64 *nbytes_, *typesize_, *code_, *stored_, *bytes_, *bits_, *blocks_, *streams_;
 };
 

@@ -72,6 +72,15 @@ struct CopyRows {
     const i64 *src_stride, *dst_stride;
 };
 
+// Columns of Blosc frames, of their blocks, and of the streams of these (headers.h).
+struct BloscColumns {
+    i64 rows;                 // frames
+    i64* heads;               // 8 columns of so many numbers
+    i64 block_room, stream_room;
+    i64 *blocks, *streams;    // 3 and 5 columns of so many numbers
+    i64 block_count, stream_count;  // that are written
+};
+
 // Where values go that are fetched and not placed, decoded if the array has a codec. They lie one
 // behind the other in no particular order; one for which no room is left has the status NO_ROOM.
 // Several jobs may share memory.
@@ -81,8 +90,9 @@ struct Staging {
     i64 *at, *size;           // of each row
     i64* generation;          // device, inode, time of modification in ns and size of each row's file
     std::atomic<i64>* used;   // bytes that are taken from the start
-    i64 behind;               // bytes behind the Zstandard frame in a value
-    i64* content;             // decoded bytes of each frame (headers.h), 0 in doubt; null if values are none
+    i64 behind;               // bytes behind the frame in a value
+    i64* content;             // decoded bytes of each Zstandard frame (headers.h), 0 in doubt; null if values are none
+    BloscColumns* frames;     // null if values are no Blosc frames
 };
 
 // Takes bytes of shared memory, of which `nbytes` may be used; their start, or -1 if too few are left.

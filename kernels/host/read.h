@@ -168,9 +168,12 @@ private:
         if (decodes ? !decode_file(range, out) : !file_.read(out, nbytes, range.start)) return NOT_DONE;
         staging.at[row] = at, staging.size[row] = nbytes;
         file_.generation(staging.generation + 4 * row);
-        if (staging.content) {
-            const Value frame = {out, nbytes - staging.behind};
-            staging.content[row] = ZstdFrame(frame).content();
+        const Value frame = {out, nbytes - staging.behind};
+        if (staging.content) staging.content[row] = ZstdFrame(frame).content();
+        if (staging.frames) {  // Whether they have the right size is asked later.
+            BloscFrames frames(*staging.frames);
+            frames.read_head(row, frame, std::numeric_limits<i64>::max(), false);
+            frames.read_streams(row, frame);
         }
         count_read(range.nbytes, decodes ? nbytes : 0);
         return DONE;

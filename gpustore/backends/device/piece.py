@@ -19,7 +19,7 @@ from gpustore.backends.device.direct_read import DirectReads
 from gpustore.backends.device.placement import Places
 from gpustore.backends.device.slab import CachedRows, Slab
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.headers import Headers
+from gpustore.device.headers import Headers, KnownHeaders
 from gpustore.errors import GpustoreError
 
 Integers = NDArray[np.int64]
@@ -62,8 +62,8 @@ class Piece:
         Errors of failed rows.
     direct : DirectReads, optional
         Reads of files straight to the device, which have ended.
-    content : ndarray of int64, shape (n,), optional
-        Decoded bytes of values whose headers were read; see
+    known : KnownHeaders, optional
+        Headers of the values that the native core has read; see
         :class:`~gpustore.device.encoded_columns.EncodedColumns`.
     cached : CachedChunks, optional
         Chunks of the rows in a cache, which those that are not there go to.
@@ -78,7 +78,7 @@ class Piece:
     are_parts: bool = False
     errors: dict[int, GpustoreError] = field(default_factory=dict)
     direct: DirectReads | None = None
-    content: Integers | None = None
+    known: KnownHeaders | None = None
     cached: CachedChunks | None = None
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class Piece:
             self.are_parts,
             {numbers[row]: error for row, error in self.errors.items()},
             self.direct,
-            None if self.content is None else self.content[rows],
+            None if self.known is None else self.known.take(rows),
             None if self.cached is None else self.cached.take(rows),
         )
 
@@ -152,28 +152,24 @@ class Group:
         self.edges: Integers = np.array([*itertools.accumulate(map(len, pieces), initial=0)])
         self.places = Places.joined([piece.places for piece in pieces])
         one = pieces[0]
-        self.start, self.nbytes, self.state, self.content = (
-            one.start,
-            one.nbytes,
-            one.state,
-            one.content,
-        )
+        self.start, self.nbytes, self.state = one.start, one.nbytes, one.state
+        self.known = one.known
         if len(pieces) > 1:
             self.start = np.concatenate([piece.start for piece in pieces])
             self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
             self.state = np.concatenate([piece.state for piece in pieces])
-            self.content = self._content()
+            self.known = self._known()
 
-    def _content(self) -> Integers | None:
-        """Return the column `content` of all pieces, 0 where it is not known; None without any."""
-        if all(piece.content is None for piece in self.pieces):
+    def _known(self) -> KnownHeaders | None:
+        """Return the headers of all pieces that the core has read; None without any."""
+        some = next((piece.known for piece in self.pieces if piece.known is not None), None)
+        if some is None:
             return None
-        columns = [
-            np.zeros(len(piece), np.int64) if piece.content is None else piece.content
+        first, *others = [
+            some.unknown(len(piece)) if piece.known is None else piece.known
             for piece in self.pieces
         ]
-        found: Integers = np.concatenate(columns)
-        return found
+        return first.joined(others)
 
     def by_piece(self, rows: Integers) -> Iterator[tuple[Piece, Integers, Integers]]:
         """Divide rows: yield each piece with its rows, and their numbers in `rows`."""

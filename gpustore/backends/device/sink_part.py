@@ -35,7 +35,7 @@ from gpustore.backends.device.staging_buffer import StagingArena
 from gpustore.backends.device.submission import Submission, too_large
 from gpustore.backends.device.submissions import Submissions
 from gpustore.backends.native.fetched_files import fetch_files
-from gpustore.backends.native.headers import behind_frame
+from gpustore.backends.native.headers import frames_of
 from gpustore.backends.native.job import DONE, NO_ROOM
 from gpustore.backends.native.job import MISSING as MISSING_FILE
 from gpustore.codec_chain.chain import CodecChain
@@ -179,7 +179,7 @@ class DevicePart:
         layout = self._chain.layout
         places = self._places(files, lo, hi)
         state = DECODED if files.array.decodes else ENCODED
-        behind = None if files.array.decodes else behind_frame(self._chain)
+        frames = None if files.array.decodes else frames_of(self._chain)
         report = partial(self._sink.check, files.keys)
         rows = np.arange(lo, hi)
         left: list[int] = []
@@ -206,7 +206,7 @@ class DevicePart:
             limit = buffer.begin_fill()
             try:
                 fetched = fetch_files(
-                    files.array, wanted, buffer.memory, limit, files.directory, behind
+                    files.array, wanted, buffer.memory, limit, files.directory, frames
                 )
             finally:
                 buffer.end_fill()
@@ -226,10 +226,10 @@ class DevicePart:
             elif self._reads_directly:
                 count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
             STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
-            at, sizes, some, content = fetched.at, fetched.nbytes, rows, fetched.content
+            at, sizes, some, known = fetched.at, fetched.nbytes, rows, fetched.known
             if not kept.all():
                 at, sizes, done, some = at[kept], sizes[kept], done[kept], rows[kept]
-                content = None if content is None else content[kept]
+                known = None if known is None else known.take(kept)
             chunks = None
             if cached is not None:
                 STATISTICS.add(device_cache_misses=len(some))
@@ -243,7 +243,7 @@ class DevicePart:
                 sizes,
                 np.where(done, state, MISSING).astype(np.uint8),
                 renumbered(report, some),
-                content=content,
+                known=known,
                 cached=chunks,
             )
             rows = rows[again]

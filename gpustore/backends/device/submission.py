@@ -229,8 +229,10 @@ class Submission:
         else:
             here = None
             if not buffer.has_end:
-                content = None if group.content is None else group.content[encoded]
-                here = EncodedColumns(buffer.data, start, nbytes, header_reader(), content)
+                known = group.known
+                if known is not None and len(encoded) < len(group.state):
+                    known = known.take(encoded)
+                here = EncodedColumns(buffer.data, start, nbytes, header_reader(), known)
             commands = CommandList(
                 self._device,
                 buffer.stream,

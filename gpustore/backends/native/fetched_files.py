@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.headers import Frames, StagedHeaders
 from gpustore.backends.native.job import AGAIN, Counts, Job, address_of
 from gpustore.backends.native.library import library
+from gpustore.device.headers import KnownHeaders
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
@@ -39,8 +41,8 @@ class FetchedFiles:
         because there was no room or any doubt.
     counts : Counts
         Work of the core.
-    content : int64 array, optional
-        Decoded bytes of each value that is a Zstandard frame, 0 where in doubt.
+    known : KnownHeaders, optional
+        Headers of the values, as far as they are right.
     """
 
     at: NDArray[np.int64]
@@ -48,7 +50,7 @@ class FetchedFiles:
     generation: NDArray[np.uint64]
     status: memoryview
     counts: Counts
-    content: NDArray[np.int64] | None = None
+    known: KnownHeaders | None = None
 
     def generations(self, make: Callable[[int, int, int, int], bytes]) -> NDArray[np.object_]:
         """Return the generation of each file, made by `make` of its numbers."""
@@ -127,7 +129,7 @@ def fetch_files(
     memory: SharedMemory,
     limit: int,
     directory: KeyDirectory,
-    behind_frame: int | None = None,
+    frames: Frames | None = None,
 ) -> FetchedFiles:
     """Fetch the whole values of all rows of a table, in files of their own or in shards.
 
@@ -143,9 +145,9 @@ def fetch_files(
         Number of its bytes that values may take, from the start.
     directory : KeyDirectory
         Directory of the keys.
-    behind_frame : int, optional
-        Bytes behind the Zstandard frame that each value is, whose headers are read while they are
-        in the caches of the processor. None for other values.
+    frames : Frames, optional
+        Frames that the values are, whose headers are read while they are in the caches of the
+        processor.
 
     Raises
     ------
@@ -153,19 +155,18 @@ def fetch_files(
         If the work of this thread is no longer wanted.
     """
     rows = table.rows
-    found = np.zeros(7 * rows, np.int64)
+    found = np.zeros(6 * rows, np.int64)
     here = address_of(found)
     columns = here, here + 8 * rows, here + 16 * rows
     begin = address_of(memory.data)
-    frames = (0, 0) if behind_frame is None else (behind_frame, here + 48 * rows)
-    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address, *frames))
+    headers = None if frames is None else StagedHeaders(frames, rows)
+    words = (0, 0, 0) if headers is None else headers.words
+    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address, *words))
     job = Job.of(array, table, (), (), (), directory, 1, staging)
     wanted = CancelToken.current()
     while job.read(wanted) == AGAIN:
         wanted.check()
     generation = found[2 * rows : 6 * rows].view(np.uint64).reshape(rows, 4)
-    at, nbytes, content = found[:rows], found[rows : 2 * rows], found[6 * rows :]
-    return FetchedFiles(
-        *(at, nbytes, generation, job.statuses(), job.counts()),
-        content=None if behind_frame is None else content,
-    )
+    at, nbytes = found[:rows], found[rows : 2 * rows]
+    known = None if headers is None else headers.found
+    return FetchedFiles(at, nbytes, generation, job.statuses(), job.counts(), known)

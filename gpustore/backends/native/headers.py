@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from array import array as numbers
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.device.headers import FrameColumns, HeaderColumns, KnownHeaders
 
 Integers = NDArray[np.int64]
 
@@ -29,7 +31,7 @@ class NativeHeaders:
         core.gpustore_core_zstd_frames.restype = None
         core.gpustore_core_blosc_heads.argtypes = (pointer, number, number, pointer)
         core.gpustore_core_blosc_heads.restype = None
-        core.gpustore_core_blosc_streams.argtypes = (*(pointer,) * 3, number, pointer, number)
+        core.gpustore_core_blosc_streams.argtypes = (pointer, pointer)
         core.gpustore_core_blosc_streams.restype = None
         self._core = core
 
@@ -47,19 +49,47 @@ class NativeHeaders:
         decoded_max: int,
         *,
         exact: bool,
-    ) -> tuple[Integers, Integers, Integers]:
-        heads = np.empty((_HEADS, len(start)), np.int64)
+    ) -> FrameColumns:
+        found = FrameRoom(len(start))
         start, nbytes, frames = _encoded(data, start, nbytes)
-        at = frames.buffer_info()[0]
-        self._core.gpustore_core_blosc_heads(at, decoded_max, exact, address_of(heads))
-        block_count, stream_count = heads[-2:].sum(axis=1).tolist()
-        blocks = np.zeros((3, block_count), np.int64)
-        streams = np.zeros((5, stream_count), np.int64)
-        self._core.gpustore_core_blosc_streams(
-            *(at, address_of(heads), address_of(blocks), block_count),
-            *(address_of(streams), stream_count),
-        )
-        return heads[:-2], blocks, streams
+        at, columns = frames.buffer_info()[0], found.address
+        self._core.gpustore_core_blosc_heads(at, decoded_max, exact, columns)
+        found.make_room(*found.heads[-2:].sum(axis=1).tolist())
+        self._core.gpustore_core_blosc_streams(at, columns)
+        return found.written
+
+
+class FrameRoom:
+    """Struct ``BloscColumns`` of ``kernels/host/job.h``, and the memory for it.
+
+    Parameters
+    ----------
+    count : int
+        Number of frames.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.heads = np.zeros((_HEADS, count), np.int64)
+        self._struct = numbers("q", (count, address_of(self.heads), 0, 0, 0, 0, 0, 0))
+        self.make_room(0, 0)
+
+    def make_room(self, blocks: int, streams: int) -> None:
+        """Make room for blocks and streams, of which none is written so far."""
+        self._blocks = np.empty((3, blocks), np.int64)
+        self._streams = np.empty((5, streams), np.int64)
+        columns = address_of(self._blocks), address_of(self._streams)
+        self._struct[2:6] = numbers("q", (blocks, streams, *columns))
+
+    @property
+    def address(self) -> int:
+        """Address of the struct."""
+        return self._struct.buffer_info()[0]
+
+    @property
+    def written(self) -> FrameColumns:
+        """Columns as far as they are written."""
+        blocks, streams = self._struct[6:]
+        return FrameColumns(self.heads[:-2], self._blocks[:, :blocks], self._streams[:, :streams])
 
 
 def _encoded(
@@ -71,12 +101,66 @@ def _encoded(
     return start, nbytes, numbers("q", (address_of(data), len(data), len(start), *columns))
 
 
-def behind_frame(chain: CodecChain) -> int | None:
-    """Return the bytes behind the Zstandard frame that a value is, None if it is no frame."""
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames that values are, whose headers the core reads while it fetches them.
+
+    Attributes
+    ----------
+    codec : str
+        ``"zstd"`` or ``"blosc"``.
+    behind : int
+        Bytes behind the frame in a value.
+    streams : int
+        About the number of streams in a frame, by the options of the codec.
+    """
+
+    codec: str
+    behind: int = 0
+    streams: int = 1
+
+
+@lru_cache(maxsize=64)
+def frames_of(chain: CodecChain) -> Frames | None:
+    """Return the frames that values of a chain are, None if they are none."""
     codecs = [stage.native_codec for stage in chain.stages]
-    if codecs[-1:] == ["zstd"]:
-        return 0
-    return 4 if codecs[-2:] == ["zstd", "crc32c"] else None
+    behind = 4 * (codecs[-1:] == ["crc32c"])
+    codec = codecs[-2 if behind else -1] if len(codecs) > bool(behind) else None
+    if codec not in ("zstd", "blosc"):
+        return None
+    return Frames(codec, behind, sum([one.number for one in chain.device_streams(1)]))
+
+
+class StagedHeaders:
+    """Headers of frames that the core fetches, by one call.
+
+    Parameters
+    ----------
+    frames : Frames
+    rows : int
+        Number of values.
+
+    Attributes
+    ----------
+    words : tuple of int
+        Last members of struct ``Staging`` of ``kernels/host/job.h``.
+    """
+
+    def __init__(self, frames: Frames, rows: int) -> None:
+        self._room: FrameRoom | None = None
+        if frames.codec == "zstd":
+            self._content = np.zeros(rows, np.int64)
+            self.words = frames.behind, address_of(self._content), 0
+        else:
+            self._room = FrameRoom(rows)
+            # Encoders may cut chunks otherwise. Memory that is not written costs nothing.
+            self._room.make_room(2 * frames.streams * rows, 2 * frames.streams * rows)
+            self.words = frames.behind, 0, self._room.address
+
+    @property
+    def found(self) -> KnownHeaders:
+        """Headers, as far as they are right."""
+        return HeaderColumns((self._content,)) if self._room is None else self._room.written
 
 
 @cache

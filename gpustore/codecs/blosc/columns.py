@@ -80,9 +80,9 @@ class BloscStreams:
         stored: Mask = self.src_nbytes == self.dst_nbytes
         return stored
 
-    def take(self, chosen: Mask | Integers) -> BloscStreams:
+    def take(self, chosen: Mask | Integers | slice) -> BloscStreams:
         """Return some of the streams."""
-        if chosen.dtype == np.bool_:
+        if not isinstance(chosen, slice) and chosen.dtype == np.bool_:
             (chosen,) = chosen.nonzero()
         return BloscStreams(*(column[chosen] for column in _columns(self).values()))
 
@@ -117,14 +117,17 @@ class BloscColumns:
         found: list[int] = np.bincount(self.code).nonzero()[0].tolist()
         return found
 
-    def compressed(self) -> list[tuple[int, BloscStreams]]:
-        """Return the number of each compressor with the streams that are not stored."""
-        codes, streams = self.codes, self.streams
-        if len(codes) == 1 and not streams.is_stored.any():
-            return [(codes[0], streams)]
-        of_stream = np.where(streams.is_stored, -1, self.code[streams.frame])
-        found = [(code, streams.take(of_stream == code)) for code in codes]
-        return [(code, some) for code, some in found if len(some.frame)]
+    def compressed(self) -> list[tuple[int, Integers | slice]]:
+        """Return the number of each compressor with those of its streams, but for stored ones."""
+        codes, is_stored = self.codes, self.streams.is_stored
+        if len(codes) == 1:
+            if not is_stored.any():
+                return [(codes[0], slice(None))]
+            found = [(codes[0], (~is_stored).nonzero()[0])]
+        else:
+            of_stream = np.where(is_stored, -1, self.code[self.streams.frame])
+            found = [(code, (of_stream == code).nonzero()[0]) for code in codes]
+        return [(code, some) for code, some in found if len(some)]
 
     def take(self, values: Mask | Integers) -> BloscColumns:
         """Return some of the frames, numbered anew."""
@@ -193,21 +196,24 @@ def read_columns(
     dict of int to str
         Reasons against rejected frames, by number.
     """
-    if encoded.reader is None:
-        return _read(encoded, decoded_max, exact=exact)
-    heads, blocks, streams = encoded.reader.blosc_frames(
-        encoded.data, encoded.start, encoded.nbytes, decoded_max, exact=exact
-    )
-    decoded_nbytes, typesize, code, *flags = heads
+    found = encoded.known
+    if found is None:
+        if encoded.reader is None:
+            return _read(encoded, decoded_max, exact=exact)
+        found = encoded.reader.blosc_frames(
+            encoded.data, encoded.start, encoded.nbytes, decoded_max, exact=exact
+        )
+    decoded_nbytes, typesize, code, *flags = found.heads
     is_stored, is_byte_shuffled, is_bit_shuffled = [flag != 0 for flag in flags]
-    frame, src, src_nbytes, dst, dst_nbytes = streams
+    frame, src, src_nbytes, dst, dst_nbytes = found.streams
     adler32 = np.zeros(len(frame), np.int64)
     columns = BloscColumns(
         *(decoded_nbytes, typesize, code, is_stored, is_byte_shuffled, is_bit_shuffled),
-        blocks=BloscBlocks(*blocks),
+        blocks=BloscBlocks(*found.blocks),
         streams=BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32),
     )
-    (left,) = (columns.decoded_nbytes == 0).nonzero()
+    wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
+    (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
     if not len(left):
         return columns, {}
     others, reasons = _read(encoded.take(left), decoded_max, exact=exact)

@@ -27,7 +27,7 @@ from gpustore.codecs._deflate_columns import (
     adler32s,
     read_zlib,
 )
-from gpustore.codecs.blosc.columns import BloscColumns, BloscStreams, read_columns
+from gpustore.codecs.blosc.columns import BloscColumns, read_columns
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
@@ -69,10 +69,11 @@ def read_blosc(
         streams = columns.streams.take(ok[columns.streams.frame])
         columns = replace(columns, streams=streams)
     have_headers = not _READERS.keys().isdisjoint(columns.codes)
-    for code, streams in columns.compressed() if have_headers else ():
+    for code, some in columns.compressed() if have_headers else ():
         read = _READERS.get(code)
         if read is None:
             continue
+        streams = columns.streams.take(some)
         start = encoded.start[streams.frame] + streams.src
         nbytes, damaged = read(encoded, start, streams.src_nbytes)
         wrong = np.flatnonzero((nbytes != streams.dst_nbytes) & (nbytes >= 0)).tolist()
@@ -99,10 +100,12 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
     """Record the decoding of all values of `commands`, each one frame; see the module."""
     compressed = columns.compressed()
     reasons: dict[int, str] = {}
-    for code, streams in compressed:
-        reason = unfit(device, _CODECS[code], streams.dst_nbytes, commands.distrust)
+    for code, some in compressed:
+        nbytes = columns.streams.dst_nbytes[some]
+        reason = unfit(device, _CODECS[code], nbytes, commands.distrust)
         if reason is not None:
-            reasons.update(dict.fromkeys(streams.frame.tolist(), f"blosc: {reason}"))
+            frames = columns.streams.frame[some].tolist()
+            reasons.update(dict.fromkeys(frames, f"blosc: {reason}"))
     if reasons:
         commands.fall_back(reasons)
         if not len(commands):
@@ -137,7 +140,7 @@ def _record(
     commands: CommandList,
     device: Device,
     columns: BloscColumns,
-    compressed: Sequence[tuple[int, BloscStreams]],
+    compressed: Sequence[tuple[int, Integers | slice]],
 ) -> None:
     base = commands.values.address.view(np.int64)
     decoded = _outputs(commands, columns, ~columns.is_stored, base + _HEADER_NBYTES)
@@ -145,22 +148,32 @@ def _record(
     is_shuffled = (columns.is_byte_shuffled | columns.is_bit_shuffled) & ~columns.is_stored
     joined = _outputs(commands, columns, is_shuffled, decoded)
 
-    stored = columns.streams.take(columns.streams.is_stored)
-    copies = [(_src(base, stored), _dst(joined, stored))]
+    streams = columns.streams
+    begin, end = base[streams.frame], joined[streams.frame]
+    begin += streams.src
+    end += streams.dst
+    (stored,) = streams.is_stored.nonzero()
+    nbytes = streams.src_nbytes[stored]
+    copies = [(_spans(begin[stored], nbytes), _spans(end[stored], nbytes))]
     calls = []
     for code, some in compressed:
-        src, dst, rows = _src(base, some), _dst(joined, some), commands.rows[some.frame]
+        src = _spans(begin[some], streams.src_nbytes[some])
+        dst = _spans(end[some], streams.dst_nbytes[some])
+        rows, adler32 = commands.rows[streams.frame[some]], streams.adler32[some]
         if code == _ZLIB:
             src = src.inside(ZLIB_HEADER_NBYTES, ZLIB_CHECKSUM_NBYTES)
         known = device.codec(_CODECS[code])
         if known is not None:
             src, moved = aligned(commands, src, known.src_alignment)
             copies.append(moved)
-        calls.append((code, src, dst, rows, some.adler32))
-    begin = np.concatenate([src.address for src, _ in copies])
-    end = np.concatenate([dst.address for _, dst in copies])
-    nbytes = np.concatenate([src.nbytes for src, _ in copies])
-    commands.launch_tables(stream_launches(begin, end, nbytes))
+        calls.append((code, src, dst, rows, adler32))
+    commands.launch_tables(
+        stream_launches(
+            np.concatenate([src.address for src, _ in copies]),
+            np.concatenate([dst.address for _, dst in copies]),
+            np.concatenate([src.nbytes for src, _ in copies]),
+        )
+    )
     for code, src, dst, rows, adler32 in calls:
         commands.decompress(_CODECS[code], src, dst, rows)
         if code == _ZLIB:
@@ -171,7 +184,7 @@ def _record(
         (columns.is_byte_shuffled, unshuffle_launches),
         (columns.is_bit_shuffled, bit_unshuffle_launches),
     ):
-        some_blocks = is_so[blocks.frame]
+        some_blocks = slice(None) if is_so.all() else is_so[blocks.frame].nonzero()[0]
         frame, offset = blocks.frame[some_blocks], blocks.offset[some_blocks]
         if len(frame):
             commands.launch_tables(
@@ -198,11 +211,5 @@ def _outputs(
     return address
 
 
-def _src(base: Integers, streams: BloscStreams) -> Spans:
-    address = base[streams.frame] + streams.src
-    return Spans(address.view(np.uint64), streams.src_nbytes.view(np.uint64))
-
-
-def _dst(joined: Integers, streams: BloscStreams) -> Spans:
-    address = joined[streams.frame] + streams.dst
-    return Spans(address.view(np.uint64), streams.dst_nbytes.view(np.uint64))
+def _spans(address: Integers, nbytes: Integers) -> Spans:
+    return Spans(address.view(np.uint64), nbytes.view(np.uint64))

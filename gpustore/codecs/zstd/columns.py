@@ -62,12 +62,13 @@ def read_frames(
 
 def read_values(encoded: EncodedColumns) -> tuple[Integers, dict[int, str]]:
     """Check values that are frames; the result is that of :func:`read_frames`."""
-    if encoded.content is None:
+    if encoded.known is None:
         return read_frames(encoded, encoded.start, encoded.nbytes)
-    left = np.flatnonzero(encoded.content == 0)
+    known: Integers = encoded.known.columns[0]
+    left = np.flatnonzero(known == 0)
     if not len(left):
-        return encoded.content, {}
-    content = encoded.content.copy()
+        return known, {}
+    content = known.copy()
     content[left], reasons = read_frames(encoded, encoded.start[left], encoded.nbytes[left])
     return content, {int(left[number]): reason for number, reason in reasons.items()}
 

@@ -5,26 +5,34 @@ from __future__ import annotations
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpustore.backends.native.array import native_files
 from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetch_files
+from gpustore.backends.native.headers import Frames
 from gpustore.backends.native.job import DONE, MISSING, NO_ROOM
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
+from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.errors import GpustoreError
 from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.row_table import RowTable
-from tests.matrix import each
+from tests.backends.native.test_headers import changes, damaged, plain, read_blosc
+from tests.codecs.blosc.test_columns import frames as blosc_frames
+from tests.matrix import each, share
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
 
@@ -36,9 +44,9 @@ def store(tmp_path):
     return KvStore.open({"driver": "file", "path": f"{tmp_path}/"}).result().driver
 
 
-def files_of(rank):
-    """Constants of an array of raw chunks of BOUND bytes."""
-    chain = CodecChain(ChunkBytes.contiguous(np.dtype("u1"), (BOUND,) + (1,) * (rank - 1)), (), [])
+def files_of(rank, nbytes=BOUND):
+    """Constants of an array of raw chunks of so many bytes."""
+    chain = CodecChain(ChunkBytes.contiguous(np.dtype("u1"), (nbytes,) + (1,) * (rank - 1)), (), [])
     options = {"shape": (1 << 30,) * rank, "key_separator": ".", "key_ratio": (1,) * rank}
     return native_files(chain, (), **options, key_rank=rank)
 
@@ -97,10 +105,53 @@ def test_headers_of_frames_are_read_on_the_way(store, tmp_path, behind):
     directory = store.key_directory(f"{tmp_path}/")
     table = RowTable.of_cells([[0, 1, 2, 3, 4, 5, 6]])
     memory = SharedMemory(np.zeros(8 * BOUND, np.uint8), ALIGNMENT)
-    found = fetch_files(files, table, memory, 8 * BOUND, directory, behind)
-    assert found.content.tolist() == [600, *[0] * 6]
+    found = fetch_files(files, table, memory, 8 * BOUND, directory, Frames("zstd", behind))
+    assert found.known.columns[0].tolist() == [600, *[0] * 6]
     assert list(found.status) == [DONE] * 6 + [MISSING]
-    assert fetch_files(files, table, memory, 8 * BOUND, directory).content is None
+    assert fetch_files(files, table, memory, 8 * BOUND, directory).known is None
+
+
+@pytest.mark.matrix
+@settings(max_examples=share(60))
+@given(
+    st.lists(st.tuples(blosc_frames, changes, st.integers(-3, 30)), min_size=1, max_size=4),
+    st.sampled_from([0, 4]),
+    st.sampled_from([0, 1, 300]),
+    st.booleans(),
+)
+def test_blosc_frames_are_read_on_the_way_as_afterwards(made, behind, streams, exact):
+    values = [value for (value, _), _, _ in made]
+    values += [damaged(value, changed, cut) for (value, _), changed, cut in made]
+    decoded_max = max(len(data) for (_, data), _, _ in made)
+    with TemporaryDirectory() as folder:
+        for number, value in enumerate(values):
+            Path(folder, f"{number}").write_bytes(value + bytes(behind))
+        store = KvStore.open({"driver": "file", "path": f"{folder}/"}).result().driver
+        # Files longer than the bound are left, and have no headers.
+        most = max(map(len, values[:-1])) + behind
+        memory = SharedMemory(np.zeros((most + 64) * len(values), np.uint8), ALIGNMENT)
+        found = fetch_files(
+            files_of(1, most),
+            RowTable.of_cells([[*range(len(values) + 1)]]),
+            memory,
+            len(memory.data),
+            store.key_directory(f"{folder}/"),
+            Frames("blosc", behind, streams),
+        )
+    done = np.array(found.status) == DONE
+    assert done[:-2].all()
+    assert (found.known.heads[0][~done] == 0).all()
+    kept = [value for value, is_done in zip(values, done) if is_done]
+    columns = EncodedColumns(
+        memory.data,
+        found.at[done],
+        found.nbytes[done] - behind,
+        known=found.known.take(done),
+    )
+    assert plain(columns, decoded_max, exact) == read_blosc(kept, decoded_max, exact, None)
+    again = columns.known.take(np.arange(1)).joined([columns.known.take(np.arange(1, len(kept)))])
+    columns.known = again.joined([again.unknown(1)]).take(np.arange(len(kept)))
+    assert plain(columns, decoded_max, exact) == read_blosc(kept, decoded_max, exact, None)
 
 
 def test_memory_that_threads_share_is_taken_once():

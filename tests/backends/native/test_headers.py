@@ -73,8 +73,13 @@ def test_zstd_frames_are_read_alike(made):
 
 
 def read_blosc(values, decoded_max, exact, reader):
-    columns, reasons = read_columns(columns_of(values, reader), decoded_max, exact=exact)
-    kept = np.ones(len(values), bool)
+    return plain(columns_of(values, reader), decoded_max, exact)
+
+
+def plain(encoded, decoded_max, exact):
+    """Columns of the frames that are not rejected as values, and the reasons against others."""
+    columns, reasons = read_columns(encoded, decoded_max, exact=exact)
+    kept = np.ones(len(encoded), bool)
     kept[list(reasons)] = False
     columns = columns.take(kept)
     found = {}
@@ -97,9 +102,10 @@ def test_blosc_frames_are_read_alike(made, exact):
     found, reasons = read_blosc(values, decoded_max, exact, None)
     assert read_blosc(values, decoded_max, exact, header_reader()) == (found, reasons)
     columns = columns_of(values, None)
-    heads, _, _ = header_reader().blosc_frames(
+    frames = header_reader().blosc_frames(
         columns.data, columns.start, columns.nbytes, decoded_max, exact=exact
     )
+    heads = frames.heads
     left = {i for i in np.flatnonzero(heads[0] == 0).tolist() if heads[2, i] != SNAPPY}
     assert left <= set(reasons), "none is left without need"
 
@@ -133,6 +139,6 @@ def test_values_outside_of_the_memory_are_left_alone():
     nbytes = np.array([len(value), len(value), len(value), 2**62, -1])
     found = header_reader().zstd_frames(data, start, nbytes)
     assert found.tolist() == [500, 0, 0, 0, 0]
-    heads, blocks, streams = header_reader().blosc_frames(data, start, nbytes, 500, exact=True)
-    assert heads[0].tolist() == [0] * 5
-    assert blocks.size == streams.size == 0
+    frames = header_reader().blosc_frames(data, start, nbytes, 500, exact=True)
+    assert frames.heads[0].tolist() == [0] * 5
+    assert frames.blocks.size == frames.streams.size == 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpustore.codecs.zstd import walk_frames
 from gpustore.codecs.zstd.columns import read_frames, read_values
 from gpustore.device.encoded_columns import EncodedColumns
+from gpustore.device.headers import HeaderColumns
 from tests.codecs.contract import make_payload
 from tests.matrix import share
 
@@ -132,13 +133,13 @@ def test_a_dictionary_is_left_to_the_host():
 def test_frames_whose_headers_were_read_are_not_read_again():
     values = [zstandard.compress(bytes(size)) for size in (50, 60, 70)] + [b"no frame, not at all"]
     columns = EncodedColumns.joined(values)
-    columns.content = np.array([51, 0, 71, 0])
+    columns.known = HeaderColumns((np.array([51, 0, 71, 0]),))
     found, reasons = read_values(columns)
     assert found.tolist() == [51, 60, 71, 0]
     assert reasons == {3: "zstd: does not begin with a frame"}
     assert read_values(columns.take(np.array([2, 0])))[0].tolist() == [71, 51]
-    assert columns.inside(0, 4).content is columns.content
-    assert columns.inside(1, 0).content is None
+    assert columns.inside(0, 4).known is columns.known
+    assert columns.inside(1, 0).known is None
 
 
 def test_values_of_one_slab_are_not_copied():
