@@ -128,7 +128,6 @@ struct BloscHeader {
         nbytes = u32_at(frame + 4), blocksize = u32_at(frame + 8), cbytes = u32_at(frame + 12);
         const int code = flags >> 5;
         if (flags & 0x08 || (flags & 0x05) == 0x05 || code > 4) return false;
-        if (code == 2) return false;  // Snappy, which the library does not have
         if (cbytes != size || !typesize || nbytes <= 0 || nbytes > most) return false;
         if (blocksize <= 0 || blocksize > nbytes) return false;
         if (is_stored()) return cbytes == nbytes + NBYTES;
@@ -136,6 +135,7 @@ struct BloscHeader {
     }
 
     bool is_stored() const { return flags & 0x02; }
+    bool has_decoder() const { return flags >> 5 != 2; }  // the library has no Snappy
     i64 blocks() const { return (nbytes + blocksize - 1) / blocksize; }
     i64 table_end() const { return is_stored() ? NBYTES : NBYTES + 4 * blocks(); }
 
@@ -176,7 +176,7 @@ public:
                 return true;
             case BLOSC: {
                 BloscHeader header;
-                return header.read(encoded, size) && header.nbytes == array_.nbytes &&
+                return header.read(encoded, size) && header.has_decoder() && header.nbytes == array_.nbytes &&
                        decode_frame(header, encoded, out);
             }
             case ZSTD: {
@@ -208,7 +208,7 @@ public:
     // and at as many starts of blocks as it counts; false if there is any doubt.
     bool find_blocks(const u8* frame, i64 size, i64 low, i64 high, BloscBlocks& found) const {
         BloscHeader& header = found.header;
-        if (!header.read(frame, size) || header.nbytes != array_.nbytes) return false;
+        if (!header.read(frame, size) || !header.has_decoder() || header.nbytes != array_.nbytes) return false;
         if (header.is_stored()) {
             found.begin = BloscHeader::NBYTES + low, found.end = BloscHeader::NBYTES + high;
             return true;

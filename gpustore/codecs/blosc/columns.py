@@ -1,16 +1,18 @@
 """Blosc 1 frames of a whole batch, read as columns: one row for each stream of each block.
 
-The checks are those of :mod:`gpustore.codecs.blosc.frame` for one frame, in a number of NumPy calls
-that is independent of the number of frames. They are stricter: overlapping streams, which no
-encoder writes, are rejected.
+The native core reads them, mostly while it fetches them; Python reads those that it leaves, and
+says what is wrong with them. The checks are those of :mod:`gpustore.codecs.blosc.frame`, but
+stricter: overlapping streams, which no encoder writes, are rejected.
 
 Source: c-blosc 1.21, ``README_CHUNK_FORMAT.rst`` and ``blosc.c``.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,15 +22,18 @@ from gpustore.codecs.blosc.frame import (
     BYTE_SHUFFLE,
     CODES,
     HEADER_NBYTES,
-    MAX_SPLITS,
     MEMCPYED,
-    MIN_STREAM_NBYTES,
-    NOT_SPLIT,
     RESERVED,
     SHUFFLES,
+    VERSION,
+    BloscHeader,
+    splits_of,
 )
-from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask, Rejections
-from gpustore.device.headers import take_parts
+from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.device.headers import FrameColumns, take_parts
+
+_HEADER: Final = struct.Struct("<BBBBIII")
+_UINT32: Final = struct.Struct("<I")
 
 # Of a block: its offset, the length of its stream, a byte of it.
 _MIN_BLOCK_NBYTES: Final = 9
@@ -197,12 +202,28 @@ def read_columns(
         Reasons against rejected frames, by number.
     """
     found = encoded.known
-    if found is None:
-        if encoded.reader is None:
-            return _read(encoded, decoded_max, exact=exact)
+    reasons: dict[int, str] = {}
+    if found is None and encoded.reader is not None:
         found = encoded.reader.blosc_frames(
             encoded.data, encoded.start, encoded.nbytes, decoded_max, exact=exact
         )
+    if found is None:
+        return _columns_of(*_read(encoded, decoded_max, exact=exact))
+    decoded_nbytes = found.heads[0]
+    wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
+    (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
+    if len(left):
+        others, reasons = _read(encoded.take(left), decoded_max, exact=exact)
+        order = np.arange(len(encoded))
+        order[left] = len(encoded) + np.arange(len(left))
+        found = found.joined([others]).take(order)
+        reasons = {int(left[number]): reason for number, reason in reasons.items()}
+    return _columns_of(found, reasons)
+
+
+def _columns_of(
+    found: FrameColumns, reasons: dict[int, str]
+) -> tuple[BloscColumns, dict[int, str]]:
     decoded_nbytes, typesize, code, *flags = found.heads
     is_stored, is_byte_shuffled, is_bit_shuffled = [flag != 0 for flag in flags]
     frame, src, src_nbytes, dst, dst_nbytes = found.streams
@@ -212,121 +233,100 @@ def read_columns(
         blocks=BloscBlocks(*found.blocks),
         streams=BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32),
     )
-    wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
-    (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
-    if not len(left):
-        return columns, {}
-    others, reasons = _read(encoded.take(left), decoded_max, exact=exact)
-    order = np.arange(len(encoded))
-    order[left] = len(encoded) + np.arange(len(left))
-    columns = columns.joined([others]).take(order)
-    return columns, {int(left[number]): reason for number, reason in reasons.items()}
+    return columns, reasons
 
 
 def _read(
     encoded: EncodedColumns, decoded_max: int, *, exact: bool
-) -> tuple[BloscColumns, dict[int, str]]:
-    """Read frames by NumPy alone; parameters and result are those of :func:`read_columns`."""
-    count = len(encoded.start)
-    found = Rejections(count, "blosc")
-    found.reject(encoded.nbytes < HEADER_NBYTES, "shorter than a header")
+) -> tuple[FrameColumns, dict[int, str]]:
+    """Read frames one by one, without the native core or where that leaves them.
 
-    def field(offset: int, nbytes: int) -> Integers:
-        return encoded.uint(encoded.start + offset, nbytes, found.ok)
-
-    version, code_version, flags, typesize = (field(at, 1) for at in range(4))
-    nbytes, blocksize, cbytes = field(4, 4), field(8, 4), field(12, 4)
-    code = flags >> 5
-    found.reject(version != 2, "not format version 2")
-    found.reject(
-        ((flags & RESERVED) != 0) | ((flags & SHUFFLES) == SHUFFLES) | (code >= len(CODES)),
-        "unknown flags",
-    )
-    found.reject(cbytes != encoded.nbytes, "another length than the header says")
-    found.reject(typesize == 0, "elements of no bytes")
-    found.reject(nbytes == 0, "no bytes")
-    wrong_size = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
-    found.reject(wrong_size, f"does not decode to {decoded_max} bytes")
-    found.reject((blocksize == 0) | (blocksize > nbytes), "impossible block size")
-    is_stored = (flags & MEMCPYED) != 0
-    found.reject(is_stored & (cbytes != nbytes + HEADER_NBYTES), "another length than stored bytes")
-    found.reject(~is_stored & (code_version != 1), "an unknown version of its compressor")
-    count_of = -(-nbytes // np.maximum(blocksize, 1))
-    found.reject(
-        ~is_stored & (count_of * _MIN_BLOCK_NBYTES > cbytes - HEADER_NBYTES),
-        "no room for its blocks",
-    )
-
-    count_of = np.where(found.ok & ~is_stored, count_of, 0)
-    frame, number = _numbered(count_of)
-    block_nbytes = np.minimum(blocksize[frame], nbytes[frame] - number * blocksize[frame])
-    blocks = BloscBlocks(frame, number * blocksize[frame], block_nbytes)
-    every = np.ones(len(frame), np.bool_)
-    start = encoded.uint(encoded.start[frame] + HEADER_NBYTES + 4 * number, 4, every)
-    elements = block_nbytes // typesize[frame]
-    is_split = ((flags[frame] & NOT_SPLIT) == 0) & (typesize[frame] <= MAX_SPLITS)
-    is_split &= (block_nbytes == blocksize[frame]) & (elements >= MIN_STREAM_NBYTES)
-    splits = np.where(is_split, typesize[frame], 1)
-    found.reject_of(frame, block_nbytes % splits != 0, "blocks of parts of elements")
-    streams = _read_streams(encoded, found, blocks, start, splits, cbytes, count_of)
-    columns = BloscColumns(
-        nbytes,
-        typesize,
-        code,
-        is_stored,
-        ((flags & BYTE_SHUFFLE) != 0) & (typesize > 1),
-        (flags & BIT_SHUFFLE) != 0,
-        blocks,
-        streams,
-    )
-    return columns, found.reasons
+    Parameters and reasons are those of :func:`read_columns`.
+    """
+    heads, blocks, streams = np.zeros((6, len(encoded)), np.int64), [], []
+    reasons: dict[int, str] = {}
+    for frame in range(len(encoded)):
+        try:
+            head, some_blocks, some_streams = _read_frame(encoded[frame], decoded_max, exact=exact)
+        except ValueError as error:
+            reasons[frame] = f"blosc: {error}"
+            continue
+        heads[:, frame] = head
+        blocks += [(frame, *one) for one in some_blocks]
+        streams += [(frame, *one) for one in some_streams]
+    columns = [
+        np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, width).T)
+        for rows, width in ((blocks, 3), (streams, 5))
+    ]
+    return FrameColumns(heads, *columns), reasons
 
 
-def _read_streams(
-    encoded: EncodedColumns,
-    found: Rejections,
-    blocks: BloscBlocks,
-    position: Integers,
-    splits: Integers,
-    cbytes: Integers,
-    count_of: Integers,
-) -> BloscStreams:
-    """Walk the lengths of all blocks at once, stream by stream."""
-    frame = blocks.frame
-    first = np.cumsum(splits) - splits
-    total = int(splits.sum())
-    streams = BloscStreams(*(np.zeros(total, np.int64) for _ in range(6)))
-    begin = HEADER_NBYTES + 4 * count_of[frame]
-    share = blocks.nbytes // splits
-    for k in range(int(splits.max(initial=0))):
-        walks = (splits > k) & found.ok[frame]
-        inside = (position >= begin) & (position <= cbytes[frame] - 4)
-        found.reject_of(frame, walks & ~inside, "a stream outside of its frame")
-        walks &= inside
-        length = encoded.uint(encoded.start[frame] + position, 4, walks)
-        position = position + 4
-        fits = (length > 0) & (length <= cbytes[frame] - position)
-        found.reject_of(frame, walks & ~fits, "a stream that ends outside of its frame")
-        walks &= fits
-        at = first[walks] + k
-        streams.frame[at] = frame[walks]
-        streams.src[at] = position[walks]
-        streams.src_nbytes[at] = length[walks]
-        streams.dst[at] = (blocks.offset + k * share)[walks]
-        streams.dst_nbytes[at] = share[walks]
-        position = position + length
-    streams.frame[:] = np.repeat(frame, splits)
-    streams = streams.take(found.ok[streams.frame])
-    order = np.argsort((streams.frame << 32) + streams.src)
-    same = streams.frame[order][1:] == streams.frame[order][:-1]
-    ends = (streams.src + streams.src_nbytes)[order][:-1]
-    overlaps = same & (ends + 4 > streams.src[order][1:])
-    found.reject_of(streams.frame[order][1:], overlaps, "streams that lie in each other")
-    return streams
+_Numbers = tuple[int, ...]
 
 
-def _numbered(count_of: Integers) -> tuple[Integers, Integers]:
-    """Return the owner of each item, and its number among those of its owner."""
-    owner = np.repeat(np.arange(len(count_of)), count_of)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(count_of) - count_of, count_of)
-    return owner, number
+def _read_frame(
+    value: memoryview, decoded_max: int, *, exact: bool
+) -> tuple[_Numbers, list[_Numbers], list[_Numbers]]:
+    """Return head, blocks and streams of a frame, as in FrameColumns but for its number.
+
+    Raises
+    ------
+    ValueError
+        With the reason against the frame.
+    """
+    if len(value) < HEADER_NBYTES:
+        raise ValueError("shorter than a header")
+    version, code_version, flags, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(value)
+    is_stored = bool(flags & MEMCPYED)
+    count = -(-nbytes // max(1, blocksize))
+    header = BloscHeader(flags, max(1, typesize), nbytes, blocksize, cbytes)
+    for wrong, reason in (
+        (version != VERSION, "not format version 2"),
+        (
+            flags & RESERVED or flags & SHUFFLES == SHUFFLES or flags >> 5 >= len(CODES),
+            "unknown flags",
+        ),
+        (cbytes != len(value), "another length than the header says"),
+        (typesize == 0, "elements of no bytes"),
+        (nbytes == 0, "no bytes"),
+        (
+            (nbytes != decoded_max) if exact else (nbytes > decoded_max),
+            f"does not decode to {decoded_max} bytes",
+        ),
+        (not 0 < blocksize <= nbytes, "impossible block size"),
+        (is_stored and cbytes != nbytes + HEADER_NBYTES, "another length than stored bytes"),
+        (not is_stored and code_version != 1, "an unknown version of its compressor"),
+        (
+            not is_stored and count * _MIN_BLOCK_NBYTES > cbytes - HEADER_NBYTES,
+            "no room for its blocks",
+        ),
+        (
+            not is_stored and blocksize % splits_of(header, blocksize),
+            "blocks of parts of elements",
+        ),
+    ):
+        if wrong:
+            raise ValueError(reason)
+    shuffles = flags & BYTE_SHUFFLE and typesize > 1, bool(flags & BIT_SHUFFLE)
+    blocks: list[_Numbers] = []
+    streams: list[_Numbers] = []
+    begin = HEADER_NBYTES + 4 * count
+    for at in () if is_stored else range(HEADER_NBYTES, begin, 4):
+        offset = len(blocks) * blocksize
+        block_nbytes = min(blocksize, nbytes - offset)
+        blocks.append((offset, block_nbytes))
+        share = block_nbytes // splits_of(header, block_nbytes)
+        (position,) = _UINT32.unpack_from(value, at)
+        for dst in range(offset, offset + block_nbytes, share):
+            if not begin <= position <= cbytes - 4:
+                raise ValueError("a stream outside of its frame")
+            (length,) = _UINT32.unpack_from(value, position)
+            position += 4
+            if not 0 < length <= cbytes - position:
+                raise ValueError("a stream that ends outside of its frame")
+            streams.append((position, length, dst, share))
+            position += length
+    for one, other in pairwise(sorted(streams)):
+        if one[0] + one[1] + 4 > other[0]:
+            raise ValueError("streams that lie in each other")
+    return (nbytes, typesize, flags >> 5, is_stored, *map(bool, shuffles)), blocks, streams

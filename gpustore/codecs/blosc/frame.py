@@ -216,7 +216,7 @@ def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tup
     """Yield the beginning of each stream of a block, its length, and its decoded length."""
     (position,) = _INT32.unpack_from(frame, _HEADER.size + 4 * block)
     nbytes = min(header.blocksize, header.nbytes - block * header.blocksize)
-    splits = _splits(header, nbytes)
+    splits = splits_of(header, nbytes)
     for _ in range(splits):
         if not _HEADER.size <= position <= header.cbytes - 4:
             raise invalid(f"a stream of block {block} at byte {position}")
@@ -228,7 +228,7 @@ def _streams(frame: memoryview, header: BloscHeader, block: int) -> Iterator[tup
         position += length
 
 
-def _splits(header: BloscHeader, nbytes: int) -> int:
+def splits_of(header: BloscHeader, nbytes: int) -> int:
     """Return the number of streams of a block of `nbytes` bytes."""
     typesize = header.typesize
     if header.flags & NOT_SPLIT or typesize > MAX_SPLITS or nbytes != header.blocksize:
