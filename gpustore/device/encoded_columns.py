@@ -7,15 +7,13 @@ stream, and there may be thousands of streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.device.headers import FrameColumns
 from gpustore.runtime.buffer import Buffer
-
-if TYPE_CHECKING:
-    from gpustore.device.headers import FrameColumns
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]

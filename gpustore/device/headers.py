@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.device.encoded_columns import Integers
+Integers = NDArray[np.int64]
 
 
 class Headers(Protocol):
