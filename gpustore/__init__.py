@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from gpustore.front.cast import cast
     from gpustore.front.copy import copy
     from gpustore.front.create_array import create_array, save
+    from gpustore.front.downsample import downsample
     from gpustore.front.group import Group
     from gpustore.front.guests import store_dask, to_dask
     from gpustore.front.open import open
@@ -168,6 +169,7 @@ __all__ = [
     "complex64",
     "copy",
     "create_array",
+    "downsample",
     "dtype",
     "float16",
     "float32",
@@ -237,6 +239,7 @@ _NAMES: Final = {
     "front.cast": ("cast",),
     "front.copy": ("copy",),
     "front.create_array": ("create_array", "save"),
+    "front.downsample": ("downsample",),
     "front.group": ("Group",),
     "front.guests": ("store_dask", "to_dask"),
     "front.open": ("open",),

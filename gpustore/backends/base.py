@@ -453,6 +453,9 @@ class Backend(Protocol):
         out : Memory
         """
 
+    def place(self, elements: NDArray[Any], out: Any) -> None:
+        """Copy a NumPy array into memory of this backend; a device counts it (the host made it)."""
+
     def to_host(self, elements: Any) -> NDArray[Any]:
         """Return the elements of an array of this backend as a NumPy array in host memory."""
 

@@ -94,32 +94,12 @@ class ArrayDriver(Unexplained, Unresizable):
             schema.update(dimension_units=self.dimension_units)
         return ArraySpec(self.array.copy(), schema)
 
-    def _view(self, transform: IndexTransform) -> NDArray[Any] | None:
-        """Return a view of the elements of `transform`; None if an index array selects them."""
-        # Only this check keeps the strides below inside the array.
-        check_bounds(transform, self.array.shape)
-        domain = transform.domain
-        if 0 in domain.shape:
-            return np.empty(domain.shape, self.array.dtype)
-        if any(map_.index_array is not None for map_ in transform.output):
-            return None
-        strides = [0] * domain.rank
-        for byte_stride, map_ in zip(self.array.strides, transform.output):
-            if map_.input_dimension is not None and map_.stride is not None:
-                strides[map_.input_dimension] += map_.stride * byte_stride
-        index: list[Any] = [slice(i, i + 1) for i in transform(domain.inclusive_min)]
-        first = self.array[(*index, ...)]  # With "..." it is a view of rank-0 arrays too.
-        # as_strided hands types on by name, which NumPy does not know of float8_e5m2.
-        plain = first.view(np.uint8) if first.itemsize == 1 else first
-        view: NDArray[Any] = np.lib.stride_tricks.as_strided(plain, tuple(domain.shape), strides)
-        return view.view(first.dtype)
-
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Copy the elements of the domain of `transform`."""
         del batch  # Reads of arrays in memory share no chunks.
-        view = self._view(transform)
+        view = _view(self.array, transform)
         memory = output.memory(self.backend, tuple(transform.domain.shape), self.array.dtype)
 
         def run() -> Any:
@@ -133,7 +113,7 @@ class ArrayDriver(Unexplained, Unresizable):
     ) -> Future[Any]:
         """Copy the crops one after the other."""
         checked = check_starts(transform, starts, shape, self.array.shape)
-        view = self._view(transform)
+        view = _view(self.array, transform)
         assert view is not None  # There are no index arrays.
         memory = output.memory(self.backend, (len(checked), *shape), self.array.dtype)
         corners = (checked - np.array(transform.domain.origin, np.int64)).tolist()
@@ -152,7 +132,7 @@ class ArrayDriver(Unexplained, Unresizable):
         if self.array.dtype == object:
             source = object_array(source, self.dtype, max_rank=domain.rank)
         elements = self.backend.elements(self.backend.source(source, domain, self.array.dtype))
-        view = self._view(transform)
+        view = _view(self.array, transform)
 
         def run() -> None:
             if view is None:
@@ -162,6 +142,33 @@ class ArrayDriver(Unexplained, Unresizable):
 
         future: Future[None] = self.executor.submit(run, drain=True)
         return WriteFutures(future, future)
+
+
+def selected(array: NDArray[Any], transform: IndexTransform) -> NDArray[Any]:
+    """Return the elements that a transform selects of an array; a view where it can be one."""
+    view = _view(array, transform)
+    return array[_numpy_index(transform)] if view is None else view
+
+
+def _view(array: NDArray[Any], transform: IndexTransform) -> NDArray[Any] | None:
+    """Return a view of the elements of `transform`; None if an index array selects them."""
+    # Only this check keeps the strides below inside the array.
+    check_bounds(transform, array.shape)
+    domain = transform.domain
+    if 0 in domain.shape:
+        return np.empty(domain.shape, array.dtype)
+    if any(map_.index_array is not None for map_ in transform.output):
+        return None
+    strides = [0] * domain.rank
+    for byte_stride, map_ in zip(array.strides, transform.output):
+        if map_.input_dimension is not None and map_.stride is not None:
+            strides[map_.input_dimension] += map_.stride * byte_stride
+    index: list[Any] = [slice(i, i + 1) for i in transform(domain.inclusive_min)]
+    first = array[(*index, ...)]  # With "..." it is a view of rank-0 arrays too.
+    # as_strided hands types on by name, which NumPy does not know of float8_e5m2.
+    plain = first.view(np.uint8) if first.itemsize == 1 else first
+    view: NDArray[Any] = np.lib.stride_tricks.as_strided(plain, tuple(domain.shape), strides)
+    return view.view(first.dtype)
 
 
 def _numpy_index(transform: IndexTransform) -> tuple[NDArray[np.int64], ...]:

@@ -427,9 +427,17 @@ class AdapterKind(DriverKind, Protocol):
     """The object that an adapter registers, with ``from_base`` in place of ``from_json``."""
 
     def from_base(
-        self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
-    ) -> DriverSpec:
-        """Take the members of the driver; `base` and its own context have been taken."""
+        self,
+        base: DriverSpec,
+        transform: IndexTransform | None,
+        context: Context.Spec | None,
+        members: Members,
+        schema: Schema,
+    ) -> tuple[DriverSpec, IndexTransform | None]:
+        """Take the members of the driver; `base` and its transform and context have been taken.
+
+        Returns the transform that is also that of the adapter; None if the driver keeps it.
+        """
 
 
 def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:

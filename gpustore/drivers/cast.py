@@ -359,11 +359,16 @@ class _CastKind:
     of_driver = staticmethod(cast_driver)
 
     def from_base(
-        self, base: DriverSpec, context: Context.Spec | None, members: Members, schema: Schema
-    ) -> DriverSpec:
+        self,
+        base: DriverSpec,
+        transform: IndexTransform | None,
+        context: Context.Spec | None,
+        members: Members,
+        schema: Schema,
+    ) -> tuple[DriverSpec, IndexTransform | None]:
         """A spec over that of its base, which was taken from `members`; there are no others."""
         del members
-        return CastSpec(base, None, context).updated(schema=schema)
+        return CastSpec(base, None, context).updated(schema=schema), transform
 
     def from_url(self, base: DriverSpec, path: str) -> CastSpec:
         """``<base>|cast:<dtype>``."""

@@ -326,7 +326,8 @@ class Spec(IndexedView):
     def base(self) -> Spec | None:
         """Spec of the store that an adapter such as ``cast`` adapts; None for others."""
         base = self._driver.base
-        return None if base is None else Spec._make(base, self._transform, self._mode, None)
+        below = getattr(self._driver, "base_transform", self._transform)
+        return None if base is None else Spec._make(base, below, self._mode, None)
 
     def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
         """Prepare the opening; `context` holds resources that the spec's own does not define."""
@@ -401,6 +402,11 @@ def _driver_json(
     if driver.base is not None:
         base = _driver_json(driver.base, mode, include_defaults=include_defaults)
         base.pop("rank", None)  # That of the adapter is the same.
+        below = getattr(driver, "base_transform", None)
+        if below is not None:
+            base["transform"] = below.to_json()
+        if hasattr(driver, "base_transform"):
+            base.pop("dtype", None)  # So is this.
         context = getattr(driver, "context", None)
         if context is not None:
             base["context"] = context.to_json(include_defaults)
@@ -467,8 +473,8 @@ def _parsed(json: JsonValue) -> Parts:
         schema.update(rank=driver_rank)
     if kind.is_adapter:
         base, below, mode, base_context = members.take_with("base", _parsed)
+        driver, below = kind.from_base(base, below, base_context, members, schema)
         members.finish()
-        driver = kind.from_base(base, base_context, members, schema)
         if below is not None:
             transform = below if transform is None else below[transform]
         return driver, transform, mode, context

@@ -98,9 +98,13 @@ class TensorStore(ShownArray):
 
     @property
     def base(self) -> TensorStore | None:
-        """Store that an adapter such as ``cast`` adapts, with the same domain; None otherwise."""
+        """Store that an adapter such as ``cast`` adapts; None otherwise.
+
+        Its domain is the same, or for ``downsample`` that of all blocks.
+        """
         base = self._driver.base
-        return None if base is None else TensorStore._of(base, self._transform)
+        below = getattr(self._driver, "base_transform", self._transform)
+        return None if base is None else TensorStore._of(base, below)
 
     def astype(self, dtype: Any) -> TensorStore:
         """Return a view with another data type, as :func:`gpustore.cast` does; nothing is read.

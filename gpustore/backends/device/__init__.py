@@ -471,6 +471,12 @@ class DeviceBackend:
         else:
             self._launch(record, [out])
 
+    def place(self, elements: NDArray[Any], out: DeviceMemory) -> None:
+        """Copy an array to the device."""
+        if elements.size:
+            STATISTICS.add(host_conversions=1)
+            self._upload(elements, out)
+
     def to_host(self, elements: Any) -> NDArray[Any]:
         """Copy an array to host memory, and count its bytes."""
         view = self.driven.wrap(elements)

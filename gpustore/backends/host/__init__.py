@@ -118,6 +118,10 @@ class HostBackend:
         for start in range(0, len(dst), step):
             dst[start : start + step] = convert(src[start : start + step])
 
+    def place(self, elements: NDArray[Any], out: HostMemory) -> None:
+        """Copy an array into `out`."""
+        out.array[...] = elements
+
     def to_host(self, elements: NDArray[Any]) -> NDArray[Any]:
         """Return `elements` unchanged."""
         return elements

@@ -1,0 +1,622 @@
+"""The ``downsample`` driver: one element for each block of another TensorStore.
+
+JSON example::
+
+    {"driver": "downsample", "base": "file:///data/x.zarr/|zarr3:",
+     "downsample_factors": [2, 2], "downsample_method": "mean"}
+
+Nothing is stored: reads read the blocks of the base, in parts of bounded size, and reduce them
+(:mod:`gpustore.backends.host.downsample`). Chunks and units are those of the base, smaller and
+larger by the factors. Elements that index arrays choose are taken from the box around
+them. Elements on a device are reduced by the host.
+
+Source: TensorStore's ``driver/downsample``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpustore.backends.base import NEW, Backend, Output
+from gpustore.backends.downsampling import METHODS, Downsampling
+from gpustore.backends.host.downsample import downsample
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.unit import Unit
+from gpustore.drivers.array import selected
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    Unexplained,
+    schema_members,
+)
+from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError, prefixing
+from gpustore.hierarchy.attributes import Attributes
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.index_space.downsampling import downsampled
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.planning.crop_plan import check_starts
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
+from gpustore.runtime.then import then
+from gpustore.runtime.write_futures import WriteFutures
+from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.parsing import (
+    JsonValue,
+    Members,
+    at_position,
+    expect_int,
+    expect_list,
+    expect_str,
+)
+
+_PART_NBYTES: Final = 64 << 20
+"""Bytes of the base that are read at once, unless one block has more."""
+
+Box = tuple[tuple[int, int], ...]
+"""First index, and the one behind the last, along each dimension."""
+
+_ONLY_REAL: Final = ("min", "max", "median")
+
+
+@dataclass(frozen=True)
+class DownsampleDriver(Unexplained):
+    """An opened view of the blocks of another driver.
+
+    Attributes
+    ----------
+    base : Driver
+    base_transform : IndexTransform
+        From the domain that is downsampled to that of the base.
+    factors : tuple of int
+        Elements of a block along each dimension.
+    method : str
+        One of :data:`~gpustore.backends.downsampling.METHODS`.
+    """
+
+    base: Driver
+    base_transform: IndexTransform
+    factors: tuple[int, ...]
+    method: str
+
+    id = "downsample"
+    writable = False
+    unexplained = (
+        'explain is not supported by the "downsample" driver; explain what it reads: '
+        "store.base.explain()"
+    )
+
+    @property
+    def dtype(self) -> dtype_:
+        return self.base.dtype
+
+    @property
+    def domain(self) -> IndexDomain:
+        return downsampled(
+            self.base_transform.domain, self.factors, strided=self.method == "stride"
+        )
+
+    @property
+    def kvstore(self) -> KvStore | None:
+        return self.base.kvstore
+
+    @property
+    def device(self) -> str:
+        return self.base.device
+
+    @property
+    def backend(self) -> Backend:
+        backend: Backend = self.base.backend
+        return backend
+
+    @property
+    def _base_schema(self) -> Schema:
+        """Schema of the domain that is downsampled, without its elements."""
+        base = self.base
+        schema = Schema(domain=base.domain, chunk_layout=base.chunk_layout)
+        if any(unit is not None for unit in base.dimension_units):
+            schema.update(dimension_units=base.dimension_units)
+        return schema.transformed(self.base_transform)
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        return _layout(self._base_schema.chunk_layout, self.factors)
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        return self.base.codec
+
+    @property
+    def fill_value(self) -> Any:
+        return self.base.fill_value
+
+    @property
+    def dimension_units(self) -> tuple[Unit | None, ...]:
+        return _units(self._base_schema.dimension_units, self.factors)
+
+    @property
+    def attributes(self) -> Attributes | None:
+        return None
+
+    @property
+    def readable(self) -> bool:
+        return self.base.readable
+
+    @property
+    def open_mode(self) -> OpenMode:
+        return self.base.open_mode
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        return self.base.resources
+
+    @property
+    def executor(self) -> Executor:
+        return self.base.executor
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """Return the spec of the base with factors and method."""
+        base = self.base.spec(minimal=minimal)
+        return DownsampleSpec(base, self.base_transform, self.factors, self.method)
+
+    def read(
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
+    ) -> Future[Any]:
+        """Read the blocks of the cells, and reduce each to one element.
+
+        Raises
+        ------
+        OutOfBoundsError
+            If a cell is outside the domain.
+        """
+        # The bounds of a resizable base count as they are now.
+        domain = self.domain.mark_bounds_implicit[False]
+        transform = IndexTransform(domain)[transform]
+        box = None if 0 in transform.domain.shape else self._box(transform, domain)
+        if self.method == "stride":
+            return self.base.read(self._strided(transform), output, batch)
+        shape, dtype = tuple(transform.domain.shape), self.dtype.array_dtype
+        memory = output.memory(self.backend, shape, dtype)
+        if box is None:
+            return Future(output.filled(memory))
+        parts = list(self._parts(box))
+        begin = partial(self._read_blocks, batch=batch if len(parts) == 1 else None)
+
+        def finish(elements: Iterator[Any]) -> Any:
+            cells = np.empty([high - low for low, high in box], dtype)
+            for part, of_base in zip(parts, elements, strict=True):
+                place: tuple[Any, ...] = tuple(
+                    slice(low - first, high - first)
+                    for (low, high), (first, _) in zip(part, box, strict=True)
+                )
+                downsample(self.backend.to_host(of_base), self._job(part), cells[(*place, ...)])
+            self.backend.place(_selected(cells, box, transform), memory)
+            return output.filled(memory)
+
+        if len(parts) == 1:
+            return then(begin(parts[0]), lambda elements: finish(iter([elements])), self.executor)
+        return self.executor.submit(lambda: finish(_ahead(begin, parts)))
+
+    def read_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
+    ) -> Future[Any]:
+        """Read the crops one after the other."""
+        if self.method == "stride":
+            return self.base.read_many(self._strided(transform), starts, shape, output)
+        domain = self.domain
+        sizes = [domain.exclusive_max[d] - low for d, low in enumerate(domain.inclusive_min)]
+        from_zero = IndexTransform(domain)[transform]
+        checked = check_starts(
+            _shifted(from_zero, domain.inclusive_min), starts, shape, sizes
+        ).tolist()
+        memory = output.memory(self.backend, (len(checked), *shape), self.dtype.array_dtype)
+
+        def run() -> Any:
+            crops = np.empty((len(checked), *shape), self.dtype.array_dtype)
+            for number, corner in enumerate(checked):
+                ends = [at + size for at, size in zip(corner, shape, strict=True)]
+                crop = transform[tuple(map(slice, corner, ends))]
+                crops[number] = self.backend.to_host(self.read(crop, NEW).result())
+            self.backend.place(crops, memory)
+            return output.filled(memory)
+
+        return self.executor.submit(run)
+
+    def _strided(self, transform: IndexTransform) -> IndexTransform:
+        """Return the transform to the base of the first elements of blocks."""
+        maps = []
+        for map_, factor in zip(transform.output, self.factors, strict=True):
+            offset, stride = map_.offset * factor, (map_.stride or 0) * factor
+            if map_.index_array is not None:
+                maps.append(OutputIndexMap(map_.index_array, offset=offset, stride=stride))
+            elif map_.input_dimension is not None:
+                maps.append(OutputIndexMap(map_.input_dimension, offset=offset, stride=stride))
+            else:
+                maps.append(OutputIndexMap(offset))
+        return self.base_transform[IndexTransform(transform.domain, maps)]
+
+    def _box(self, transform: IndexTransform, within: IndexDomain) -> Box:
+        """Return the smallest box with all outputs of a transform whose domain is not empty.
+
+        Raises
+        ------
+        OutOfBoundsError
+            If an index array has an index outside of `within`; other maps have been checked.
+        """
+        domain = transform.domain
+        box = []
+        for d, (dim, map_) in enumerate(zip(within, transform.output, strict=True)):
+            indices = np.zeros(1, np.int64)
+            if map_.index_array is not None:
+                indices = map_.index_array.reshape(-1)
+            elif map_.input_dimension is not None:
+                along = domain[map_.input_dimension]
+                indices = np.array([along.inclusive_min, along.exclusive_max - 1])
+            found = map_.offset + (map_.stride or 0) * indices
+            outside = (found < dim.inclusive_min) | (found >= dim.exclusive_max)
+            if outside.any():
+                index = found[outside.argmax()]
+                where = f"Propagating downsampling factor {self.factors[d]} through output "
+                where += f"dimension {d}: "
+                if self.method == "stride" or self.factors[d] == 1:
+                    where = ""
+                valid = f"[{dim.inclusive_min}, {dim.exclusive_max})"
+                raise OutOfBoundsError(f"{where}Index {index} is outside valid range {valid}")
+            box.append((int(found.min()), int(found.max()) + 1))
+        return tuple(box)
+
+    def _parts(self, box: Box) -> Iterator[Box]:
+        """Divide a box of cells so that the blocks of each take little memory."""
+        most = max(1, _PART_NBYTES // (math.prod(self.factors) * max(1, self.dtype.itemsize)))
+        sides = [high - low for low, high in box]
+        # Rows along the first dimensions are cut first: their elements lie furthest apart.
+        for d in range(len(sides)):
+            row = math.prod(sides[d + 1 :])
+            if math.prod(sides) <= most:
+                break
+            sides[d] = max(1, most // row)
+        steps = [range(low, high, side) for (low, high), side in zip(box, sides, strict=True)]
+        for place in itertools.product(*steps):
+            ends = zip(place, steps, strict=True)
+            yield tuple((low, min(low + step.step, step.stop)) for low, step in ends)
+
+    def _read_blocks(self, part: Box, batch: Batch | None) -> Future[Any]:
+        """Begin to read the elements of the blocks of some cells, as far as the base has them."""
+        index = tuple(slice(low, high) for low, high in self._elements(part))
+        reading = self.base.read(self.base_transform[index], NEW, batch)
+        if batch is None:
+            reading.force()
+        return reading
+
+    def _elements(self, part: Box) -> Box:
+        domain = self.base_transform.domain
+        return tuple(
+            (max(low * factor, first), min(high * factor, end))
+            for (low, high), factor, first, end in zip(
+                part, self.factors, domain.inclusive_min, domain.exclusive_max, strict=True
+            )
+        )
+
+    def _job(self, part: Box) -> Downsampling:
+        begin = [low for low, _ in self._elements(part)]
+        cut = zip(begin, part, self.factors, strict=True)
+        return Downsampling(self.method, self.factors, tuple(at - c[0] * f for at, c, f in cut))
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Raise MetadataError: there is nothing to write to."""
+        raise MetadataError("Destination does not support writing.")
+
+    def resolve(self) -> Driver:
+        """Return the view over the base with its currently stored bounds."""
+        base = self.base.resolve()
+        return replace(
+            self, base=base, base_transform=IndexTransform(base.domain)[self.base_transform]
+        )
+
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """Raise MetadataError: there is nothing to write to."""
+        raise MetadataError("Destination does not support writing.")
+
+
+def _ahead(begin: Callable[[Box], Future[Any]], parts: Sequence[Box]) -> Iterator[Any]:
+    """Yield the elements of the parts in order; while one is used the next is read."""
+    reading = begin(parts[0])
+    try:
+        for part in parts[1:]:
+            elements = reading.result()
+            reading = begin(part)
+            yield elements
+            del elements
+        yield reading.result()
+    finally:
+        reading.cancel()
+
+
+def _shifted(transform: IndexTransform, by: Sequence[int]) -> IndexTransform:
+    """Return the transform with outputs less by so much."""
+    maps = []
+    for map_, less in zip(transform.output, by, strict=True):
+        offset, stride = map_.offset - less, map_.stride or 0
+        if map_.index_array is not None:
+            maps.append(OutputIndexMap(map_.index_array, offset=offset, stride=stride))
+        elif map_.input_dimension is not None:
+            maps.append(OutputIndexMap(map_.input_dimension, offset=offset, stride=stride))
+        else:
+            maps.append(OutputIndexMap(offset))
+    return IndexTransform(transform.domain, maps)
+
+
+def _selected(cells: NDArray[Any], box: Box, transform: IndexTransform) -> NDArray[Any]:
+    """Return the elements of a box that a transform selects, in its order."""
+    if transform.output_rank == transform.input_rank and all(
+        (map_.input_dimension, map_.stride) == (d, 1) for d, map_ in enumerate(transform.output)
+    ):
+        return cells
+    return selected(cells, _shifted(transform, [low for low, _ in box]))
+
+
+def downsample_driver(
+    base: Driver, transform: IndexTransform, factors: Sequence[int], method: str
+) -> DownsampleDriver:
+    """Make a view of the blocks of an opened driver.
+
+    Parameters
+    ----------
+    base : Driver
+    transform : IndexTransform
+        From the domain that is downsampled to that of the base.
+    factors : sequence of int
+        Elements of a block along each dimension.
+    method : str
+
+    Raises
+    ------
+    MetadataError
+        If factors or method are wrong, the data type has no such method, or the base cannot be
+        read.
+    """
+    factors = check_factors(factors, transform.input_rank, "TensorStore")
+    check_method(method, base.dtype)
+    if not base.readable:
+        raise MetadataError("Cannot downsample write-only TensorStore")
+    return DownsampleDriver(base, transform, factors, method)
+
+
+def check_factors(factors: Sequence[int], rank: int | None, of: str) -> tuple[int, ...]:
+    """Return the factors; MetadataError if they are not positive, or not as many as dimensions."""
+    found = tuple(operator.index(factor) for factor in factors)
+    if rank is not None and len(found) != rank:
+        raise MetadataError(
+            f"Number of downsample factors ({len(found)}) does not match {of} rank ({rank})"
+        )
+    if any(factor < 1 for factor in found):
+        shown = ", ".join(map(str, found))
+        raise MetadataError(f"Downsample factors {{{shown}}} are not all positive")
+    return found
+
+
+def check_method(method: str, dtype: dtype_ | None) -> None:
+    """Raise MetadataError if there is no such method, or not for the data type."""
+    expect_str(method, choices=METHODS)
+    if dtype is None:
+        return
+    kind = dtype.array_dtype
+    if (kind.hasobject and method not in ("stride", "mode")) or (
+        kind.kind == "c" and method in _ONLY_REAL
+    ):
+        raise MetadataError(
+            f'Downsample method "{method}" does not support data type "{dtype.name}"'
+        )
+
+
+def _layout(layout: ChunkLayout, factors: Sequence[int]) -> ChunkLayout:
+    """Return the layout of the cells: chunks that whole blocks fill."""
+    found: dict[str, Any] = {"rank": len(factors)}
+    if layout.inner_order is not None:
+        found["inner_order"] = layout.inner_order
+    if layout.grid_origin is not None:
+        places = zip(layout.grid_origin, factors, strict=True)
+        found["grid_origin"] = [None if at is None else -(-at // factor) for at, factor in places]
+    for usage in ("read_chunk", "write_chunk"):
+        shape = getattr(layout, usage).shape
+        if shape:
+            found[f"{usage}_shape"] = [
+                size and math.lcm(size, factor) // factor
+                for size, factor in zip(shape, factors, strict=True)
+            ]
+    return ChunkLayout(**found)
+
+
+def _units(units: Sequence[Unit | None] | None, factors: Sequence[int]) -> tuple[Unit | None, ...]:
+    return tuple(
+        None if unit is None else unit * factor
+        for unit, factor in zip(units or (None,) * len(factors), factors, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class DownsampleSpec:
+    """A view of blocks, to be opened.
+
+    Attributes
+    ----------
+    base : DriverSpec
+    base_transform : IndexTransform or None
+        From the domain that is downsampled to that of the base; None if it is not known.
+    factors : tuple of int
+    method : str
+    context : Context.Spec or None
+        Context of the base's own spec.
+    """
+
+    base: DriverSpec
+    base_transform: IndexTransform | None
+    factors: tuple[int, ...]
+    method: str
+    context: Context.Spec | None = None
+
+    id = "downsample"
+
+    @property
+    def kvstore(self) -> KvStore.Spec | None:
+        return self.base.kvstore
+
+    @property
+    def schema(self) -> Schema:
+        """Schema of the base, downsampled."""
+        base = self.base.schema
+        if self.base_transform is not None:
+            fill = base.fill_value
+            base = _without_fill(base).transformed(self.base_transform)
+            if base.domain is None:
+                base.update(domain=self.base_transform.domain)
+            if fill is not None and fill.ndim == 0:
+                base.update(fill_value=fill)
+        found = Schema(rank=len(self.factors))
+        if base.dtype is not None:
+            found.update(dtype=base.dtype)
+        if base.domain is not None:
+            strided = self.method == "stride"
+            found.update(domain=downsampled(base.domain, self.factors, strided=strided))
+        if base.chunk_layout.rank == len(self.factors):
+            found.update(chunk_layout=_layout(base.chunk_layout, self.factors))
+        if base.dimension_units is not None:
+            found.update(dimension_units=_units(base.dimension_units, self.factors))
+        if base.codec is not None:
+            found.update(codec=base.codec)
+        if base.fill_value is not None and base.fill_value.ndim == 0:
+            found.update(fill_value=base.fill_value)
+        return found
+
+    @property
+    def url(self) -> str:
+        """Raise UnsupportedError: a downsampled array has no URL."""
+        raise UnsupportedError("URL representation not supported")
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Return factors, method, data type and rank; the caller adds the base."""
+        del include_defaults
+        said = Schema(rank=len(self.factors))
+        dtype = self.base.schema.dtype
+        if dtype is not None:
+            said.update(dtype=dtype)
+        members = {
+            "downsample_factors": list(self.factors),
+            "downsample_method": self.method,
+        }
+        return {**members, **schema_members(said)}
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """Return the spec with more constraints: data type and rank, and options of the base."""
+        spec = self
+        if schema is not None:
+            given = schema.to_json()
+            dtype, rank = given.pop("dtype", None), given.pop("rank", None)
+            if given:
+                raise UnsupportedError(
+                    f'"{next(iter(given))}" is not a constraint of the "downsample" driver; give '
+                    "it to its base"
+                )
+            if rank is not None:
+                check_factors(self.factors, schema.rank, "specified")
+            if dtype is not None:
+                check_method(self.method, schema.dtype)
+                base = self.base.updated(schema=Schema(dtype=schema.dtype))
+                spec = replace(spec, base=base)
+        if kvstore is not None or options:
+            spec = replace(spec, base=spec.base.updated(kvstore=kvstore, **options))
+        return spec
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Open the base, then wrap it in a driver that reads its blocks."""
+        with prefixing('Error opening "downsample" driver'):
+            if request.write:
+                raise MetadataError("only reading is supported")
+            below = request._replace(transform=self.base_transform, read=True, write=None)
+            if self.context is not None:
+                below = below._replace(context=Context(self.context, request.context))
+            opening = self.base.open(below)
+
+        def run() -> tuple[Driver, IndexTransform]:
+            with prefixing('Error opening "downsample" driver'):
+                base, transform = opening.run()
+                driver = downsample_driver(base, transform, self.factors, self.method)
+                found = IndexTransform(driver.domain)
+                return driver, found if request.transform is None else found[request.transform]
+
+        return opening._replace(run=run)
+
+
+def _without_fill(schema: Schema) -> Schema:
+    parts: dict[str, Any] = {
+        "rank": schema.rank,
+        "dtype": schema.dtype,
+        "domain": schema.domain,
+        "chunk_layout": schema.chunk_layout,
+        "codec": schema.codec,
+        "dimension_units": schema.dimension_units,
+    }
+    return Schema(**{name: part for name, part in parts.items() if part is not None})
+
+
+class _DownsampleKind:
+    id = "downsample"
+    is_adapter = True
+    shares_members = False
+
+    of_driver = staticmethod(downsample_driver)
+
+    def from_base(
+        self,
+        base: DriverSpec,
+        transform: IndexTransform | None,
+        context: Context.Spec | None,
+        members: Members,
+        schema: Schema,
+    ) -> tuple[DriverSpec, IndexTransform | None]:
+        """Take factors and method; the transform of the base stays below."""
+        factors = members.take_with("downsample_factors", _factors)
+        method = members.take_str("downsample_method", choices=METHODS)
+        if schema.rank is not None and schema.rank != len(factors):
+            raise MetadataError(
+                f'Error parsing object member "downsample_factors": Rank specified by rank '
+                f"({len(factors)}) does not match existing rank specified by schema "
+                f"({schema.rank})"
+            )
+        rank = base.schema.rank if transform is None else transform.input_rank
+        check_factors(factors, rank, "TensorStore")
+        spec = DownsampleSpec(base, transform, factors, method, context)
+        return spec.updated(schema=schema), None
+
+    def from_url(self, base: DriverSpec, path: str) -> DriverSpec:
+        """Raise UnsupportedError: a downsampled array has no URL."""
+        raise UnsupportedError('unsupported URL scheme: "downsample"')
+
+
+def _factors(value: JsonValue) -> tuple[int, ...]:
+    found = []
+    for position, factor in enumerate(expect_list(value)):
+        with at_position(position):
+            found.append(expect_int(factor, 1, integral_floats=True))
+    return tuple(found)
+
+
+DRIVER = _DownsampleKind()
