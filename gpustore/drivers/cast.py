@@ -25,6 +25,7 @@ import numpy as np
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
 from gpustore.data_types.conversion import Converter, converter
+from gpustore.data_types.dtype import DTYPES
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
@@ -37,7 +38,7 @@ from gpustore.drivers.base import (
     Unexplained,
     schema_members,
 )
-from gpustore.errors import GpustoreError, MetadataError, prefixing
+from gpustore.errors import MetadataError, prefixing
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -372,13 +373,12 @@ class _CastKind:
 
     def from_url(self, base: DriverSpec, path: str) -> CastSpec:
         """``<base>|cast:<dtype>``."""
-        try:
-            return CastSpec(base, dtype_(path))
-        except GpustoreError:
+        if path not in DTYPES:  # Codes of NumPy are no names.
             raise MetadataError(
                 f'Invalid TensorStore URL component "cast:{path}": Unsupported data type: '
                 f"{quote(path)}"
-            ) from None
+            )
+        return CastSpec(base, DTYPES[path])
 
 
 DRIVER = _CastKind()
