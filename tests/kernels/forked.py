@@ -15,10 +15,11 @@ import numcodecs
 import numpy as np
 import pytest
 
-import gpustore
 from gpustore.device.kernels import launch
+from tests import snappy
+from tests.emulator import device
 
-IMPORTED = (gpustore, hypothesis, launch, np, numcodecs)
+IMPORTED = (device, hypothesis, launch, np, numcodecs, snappy)
 MAX_CPU_S = 60
 """Seconds of the processor after which a run has hung."""
 
