@@ -5,7 +5,8 @@ fixtures are made once and one result is reported. It is for cases that are chea
 
 ``@pytest.mark.matrix`` has a session go through a sixth of the cells of a test, those of ``@each``
 or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
-``costly``, the tests that start processes or take about a second.
+``costly``, the tests that start processes or take about a second. One of which a test with the mark
+``long`` does all and more is marked ``matrix(name, long=False)``: ``-m long`` leaves it out.
 A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
 ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``; ``--matrix not-7``
 goes through those that ``--matrix 7`` leaves out, so that both sessions together try all.
@@ -237,7 +238,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
             matrices[(chosen_tests, mark.args[0]) if mark.args else (chosen, own)].append(item)
         if is_hypothesis_test(test):
             item.add_marker("matrix")
-        if is_long and item.get_closest_marker("matrix"):
+        mark = item.get_closest_marker("matrix")
+        if is_long and mark and mark.kwargs.get("long", True):
             item.add_marker("long")
     left_out = set()
     for (choose, name), cells in matrices.items():
