@@ -3,12 +3,14 @@
 python -m benchmarks.scaling --plot benchmarks/scaling.svg
 
 Chunks are raw and of 64 bytes, so that what a library does for each chunk is nearly all of the
-time. They are files of their own (at most 10^5) or lie in shards of up to 1 000. Libraries are
-measured in turns, with two threads each and files in the page cache.
+time. They are files of their own or lie in shards of up to 1 000. Of more than 10^4 files the others
+are links to these, which take no space on the disk. Libraries are measured in turns, with two
+threads each and files in the page cache.
 """
 
 import argparse
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -25,7 +27,9 @@ CHUNK = (4, 16)
 SHARD = (10, 100)
 """Chunks along each dimension of the largest shards."""
 
-MOST_FILES = 100_000
+MOST_FILES = 10_000
+"""Most chunks that are files; of more, each file has as many names as are needed."""
+
 ROUNDS_S = 1.0
 
 Row = tuple[str, int, dict[str, float]]
@@ -64,8 +68,15 @@ def measured(folder: Path, storage: str, chunks: int, threads: int) -> dict[str,
     handle = writer.module.open(
         spec(path, grid, storage), create=True, context=writer.context
     ).result()
-    values = np.random.default_rng(0).integers(1, 255, handle.shape, np.uint8)
-    handle.write(values).result()
+    written = grid[0]
+    if storage == "files":
+        written = min(grid[0], MOST_FILES // grid[1])
+    values = np.random.default_rng(0).integers(
+        1, 255, (written * CHUNK[0], handle.shape[1]), np.uint8
+    )
+    handle[: len(values)].write(values).result()
+    link_rows(path / "c", written, grid)
+    values = np.tile(values, (grid[0] // written, 1))
     handles = [
         peer.module.open(spec(path, grid, storage), context=peer.context).result() for peer in peers
     ]
@@ -81,12 +92,21 @@ def measured(folder: Path, storage: str, chunks: int, threads: int) -> dict[str,
     return {name: statistics.median(some[1:]) / chunks * 1e6 for name, some in times.items()}
 
 
+def link_rows(folder: Path, written: int, grid: Sequence[int]) -> None:
+    """Give the chunks of the rows behind the `written` ones the values of those, by links."""
+    for row in range(written, grid[0]):
+        (folder / str(row)).mkdir()
+        for column in range(grid[1]):
+            name = str(column)
+            os.link(folder / str(row % written) / name, folder / str(row) / name)
+
+
 def rows(most: int, threads: int) -> Iterator[Row]:
     """Measure up to `most` chunks."""
     with tempfile.TemporaryDirectory() as folder:
-        for storage, limit in (("files", min(most, MOST_FILES)), ("shards", most)):
+        for storage in ("files", "shards"):
             chunks = 10
-            while chunks <= limit:
+            while chunks <= most:
                 yield storage, chunks, measured(Path(folder), storage, chunks, threads)
                 chunks *= 10
 

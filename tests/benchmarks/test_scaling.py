@@ -23,7 +23,13 @@ def test_a_plot_has_a_line_for_each_library_and_storage():
 def test_rows_are_printed_and_drawn(monkeypatch, tmp_path, capsys):
     pytest.importorskip("tensorstore")
     monkeypatch.setattr(scaling, "ROUNDS_S", 0)
-    scaling.main(["--most", "10", "--plot", str(tmp_path / "plot.svg")])
+    monkeypatch.setattr(scaling, "MOST_FILES", 50)  # Two names for each of them.
+    scaling.main(["--most", "100", "--plot", str(tmp_path / "plot.svg")])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [["| files", "10"], ["| shards", "10"]]
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+        ["| files", "10"],
+        ["| files", "100"],
+        ["| shards", "10"],
+        ["| shards", "100"],
+    ]
     ElementTree.parse(tmp_path / "plot.svg")
