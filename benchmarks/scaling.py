@@ -3,9 +3,9 @@
 python -m benchmarks.scaling --plot benchmarks/scaling.svg
 
 Chunks are raw and of 64 bytes, so that what a library does for each chunk is nearly all of the
-time. They are files of their own or lie in shards of up to 1 000. Of more than 10^4 files the others
-are links to these, which take no space on the disk. Libraries are measured in turns, with two
-threads each and files in the page cache.
+time. They are files of their own or lie in shards of up to 1 000. Of more than 10^4 files the
+others are links to these, which take no space on the disk. Libraries are measured in turns, with
+two threads each and files in the page cache.
 """
 
 import argparse

@@ -89,14 +89,44 @@ template <class T, bool SWAP> T load(const u8* from) {
 
 template <class T> void store(u8* to, T value) { std::memcpy(to, &value, sizeof value); }
 
-// Copies bytes that lie together. Short runs are copied here: a call of memcpy takes longer than
-// its work where rows of small chunks are 16 to 256 bytes.
+constexpr i64 LINE_NBYTES = 64, VECTOR_NBYTES = 16;  // of a line of the cache, and of a vector
+constexpr i64 SHORT_NBYTES = 256;                    // of a run that is copied faster without a call of memcpy
+
+// Copies bytes that lie together.
 inline void copy_run(u8* dst, const u8* src, i64 nbytes) {
-    constexpr i64 step = 16;
-    if (nbytes < step || nbytes > 256)
+    constexpr i64 step = VECTOR_NBYTES;
+    if (nbytes < step || nbytes > SHORT_NBYTES)
         return void(std::memcpy(dst, src, static_cast<std::size_t>(nbytes)));
     for (i64 at = 0; at + step <= nbytes; at += step) std::memcpy(dst + at, src + at, step);
     if (nbytes % step) std::memcpy(dst + nbytes - step, src + nbytes - step, step);
+}
+
+// Copies lines of equally many bytes: whole vectors, and the last bytes once more as a vector. The
+// number of vectors is a constant, as lines of 16 to 256 bytes are many and a loop over their vectors
+// takes longer than these.
+template <int VECTORS> void copy_lines(u8* dst, const u8* src, const Dimension& lines, i64 nbytes) {
+    constexpr i64 step = VECTOR_NBYTES;
+    for (i64 i = 0; i < lines.count; i++) {
+        u8* to = dst + i * lines.dst;
+        const u8* from = src + i * lines.src;
+        for (i64 k = 0; k < VECTORS; k++) std::memcpy(to + k * step, from + k * step, step);
+        std::memcpy(to + nbytes - step, from + nbytes - step, step);
+    }
+}
+
+template <int... I>
+void copy_short_lines(u8* dst, const u8* src, const Dimension& lines, i64 nbytes, std::integer_sequence<int, I...>) {
+    using Copy = void (*)(u8*, const u8*, const Dimension&, i64);
+    static constexpr Copy copies[] = {copy_lines<I + 1>...};
+    copies[nbytes / VECTOR_NBYTES - 1](dst, src, lines, nbytes);
+}
+
+inline void copy_lines(u8* dst, const u8* src, const Dimension& lines, i64 nbytes) {
+    constexpr int most = SHORT_NBYTES / VECTOR_NBYTES;
+    if (VECTOR_NBYTES <= nbytes && nbytes <= SHORT_NBYTES)
+        return copy_short_lines(dst, src, lines, nbytes, std::make_integer_sequence<int, most>());
+    for (i64 i = 0; i < lines.count; i++)
+        std::memcpy(dst + i * lines.dst, src + i * lines.src, static_cast<std::size_t>(nbytes));
 }
 
 template <class T, bool SWAP> void copy_line(u8* dst, const u8* src, const Dimension& along) {
@@ -128,8 +158,6 @@ template <std::size_t FIRST, class V, std::size_t... I> V zip(V one, V other, st
     return __builtin_shuffle(one, other, V{(FIRST + I / 2 + I % 2 * n)...});
 #endif
 }
-
-constexpr i64 LINE_NBYTES = 64, VECTOR_NBYTES = 16;  // of a line of the cache, and of a vector
 
 template <class T> using Tile = T[LINE_NBYTES / sizeof(T)][LINE_NBYTES / sizeof(T)];
 
@@ -191,6 +219,8 @@ void copy_typed(u8* dst, const u8* src, const Dimension* dimension, int rank) {
     if (rank == 1) return copy_line<T, SWAP>(dst, src, dimension[0]);
     if (rank == 2 && dimension[1].dst == size && dimension[0].src == size && dimension[1].src != 0)
         return copy_tiles<T, SWAP>(dst, src, dimension[0], dimension[1]);
+    if (rank == 2 && !SWAP && dimension[1].dst == size && dimension[1].src == size)
+        return copy_lines(dst, src, dimension[0], dimension[1].count * size);
     for (i64 i = 0; i < dimension->count; i++)
         copy_typed<T, SWAP>(dst + i * dimension->dst, src + i * dimension->src, dimension + 1, rank - 1);
 }

@@ -48,6 +48,18 @@ def test_elements_are_the_same(data, spec, seed, missing):
         assert not is_error(compare(data.draw(selections(store.shape))(store)))
 
 
+@each("dtype", ["uint8", "uint16", "uint32", "uint64"])
+def test_lines_of_every_length_are_copied(dtype, tmp_path):
+    nbytes = 290
+    columns = nbytes // np.dtype(dtype).itemsize + 5
+    data = np.random.default_rng(0).integers(0, 255, (3, 4, columns)).astype(dtype)
+    store = created(tmp_path, data.shape, [2, 3, columns], dtype)
+    store[...] = data
+    for count in range(1, columns - 4):
+        index = np.s_[:, 1:, count % 5 : count % 5 + count]
+        assert np.array_equal(store[index].read().result(), data[index])
+
+
 @settings(max_examples=share(60))
 @given(st.data(), specs(large=True), SEEDS)
 def test_elements_of_chunks_that_are_read_in_part_are_the_same(data, spec, seed):
