@@ -1,0 +1,153 @@
+"""Memory, threads and files of loaders: bounded, and none left behind."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.loader import PatchLoader, RandomPatches
+
+SHAPE = (64, 64, 64)
+THREADS, ROOM = 2, 1 << 20
+"""Threads that decode, and bytes of encoded chunks that each keeps room for."""
+
+SAMPLER = RandomPatches((16, 16, 16), per_epoch=96, window="128 KiB")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    values = np.random.default_rng(0).integers(0, 99, SHAPE).astype("uint16")
+    path = tmp_path_factory.mktemp("resources") / "a.zarr"
+    gpustore.save(str(path), values, chunks=(16, 16, 16))
+    context = gpustore.Context({"data_copy_concurrency": {"limit": THREADS}})
+    return gpustore.open(str(path), context=context).result()
+
+
+def make(store, **options):
+    options = {"sampler": SAMPLER, "batch_size": 4} | options
+    return PatchLoader(store, **options)
+
+
+def running():
+    return [one for one in threading.enumerate() if one.name == "gpustore-loader"]
+
+
+def breaks(store):
+    for _ in make(store):
+        break
+
+
+def fails(store):
+    def fail(batch):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        for _ in make(store, transform=fail):
+            pass
+
+
+def is_dropped(store):
+    batches = iter(make(store))
+    next(batches)
+
+
+def is_dropped_before_it_begins(store):
+    iter(make(store))
+
+
+def is_closed(store):
+    with make(store) as loader:
+        next(iter(loader))
+
+
+def is_taken_over(store):
+    loader = make(store)
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(first)
+    assert len([*second]) == 23
+
+
+def runs_in_threads(store):
+    counts = []
+    threads = [
+        threading.Thread(target=lambda: counts.append(len([*make(store)]))) for _ in range(2)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert counts == [24, 24]
+
+
+def is_dropped_by_its_thread(store):
+    thread = threading.Thread(target=lambda: next(iter(make(store))))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        breaks,
+        fails,
+        is_dropped,
+        is_dropped_before_it_begins,
+        is_closed,
+        is_taken_over,
+        runs_in_threads,
+        is_dropped_by_its_thread,
+    ],
+)
+def test_no_thread_file_or_memory_is_left_behind(store, use):
+    use(store)  # Threads of the pool and the like stay.
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None
+    tracemalloc.start()
+    try:
+        use(store)
+        gc.collect()
+        assert running() == []
+        assert tracemalloc.get_traced_memory()[0] < THREADS * ROOM + 100_000
+    finally:
+        tracemalloc.stop()
+    assert files is None or len(os.listdir("/proc/self/fd")) <= files
+
+
+_PROGRAM = """
+import resource, sys
+import numpy as np, gpustore
+from gpustore.loader import PatchLoader, RandomPatches
+store = gpustore.open(sys.argv[1]).result()
+small = RandomPatches((16, 16, 16), per_epoch=96, window="64 KiB")
+for _ in PatchLoader(store, sampler=small, batch_size=4, memory="2 MB"):
+    pass
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sampler = RandomPatches((64, 64, 64), per_epoch=96, window="1 GiB")
+for _ in PatchLoader(store, sampler=sampler, batch_size=4, memory="40 MB", prefetch=3):
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.matrix("costly")
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
+def test_a_process_grows_by_no_more_than_memory(tmp_path):
+    values = np.random.default_rng(0).integers(0, 9, (192, 192, 192)).astype("uint16")
+    gpustore.save(str(tmp_path / "a.zarr"), values, chunks=(64, 64, 64))
+    found = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path / "a.zarr")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Beside it, each thread has room for a few chunks of 512 KiB, and libraries warm up.
+    assert int(found.stdout) * 1024 < 40e6 + 12e6
