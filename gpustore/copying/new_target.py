@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import gpustore
 from gpustore.copying.attributes import set_attributes, set_masked
 from gpustore.copying.new_array import Target
@@ -43,6 +45,10 @@ def make_new_target(
     driver, kvstore = place_of(place)
     after = chosen_format(options.zarr_format, driver, 3)
     given = options.of_rank(len(source.shape), after)
+    if isinstance(source.dtype, np.dtype) and source.dtype.kind == "O":
+        raise gpustore.CopyError(
+            "elements are Python objects: convert them first, for instance by astype(str)"
+        )
     dtype = gpustore.dtype(source.dtype)
     target = Target(DRIVERS[after], kvstore, {}, context=context)
     target.schema = {

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from gpustore import registry
+from gpustore.backends.host.memory import broadcast, converted
+from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain
 from gpustore.schema import ChunkLayout, Schema
@@ -73,6 +75,8 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
     if layout is not None:
         constraints.update(chunk_layout=layout)
     units = words.get("units")
+    if isinstance(units, str):
+        raise TypeError(f"Invalid units: expected one unit a dimension, but received: {units!r}")
     if units is not None:
         domain = constraints.domain or known.domain
         labels = () if domain is None else domain.labels
@@ -133,8 +137,37 @@ def _is_in_memory(data: Any) -> bool:
 def with_shape_of(data: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords, completed by shape and data type of `data`."""
     given = {name: value for name, value in keywords.items() if value is not None}
+    kind = data.dtype
+    if "dtype" not in given and isinstance(kind, np.dtype) and kind.kind == "O":
+        raise MetadataError(
+            'elements are Python objects: name their type, dtype="ustring" (str), "string" (bytes) '
+            'or "json"'
+        )
+    if kind.names is not None:
+        raise MetadataError(
+            f"elements are records: store each field ({', '.join(kind.names)}) in an array of its "
+            'own, or name a type in the metadata of Zarr v2, {"dtype": [["x", "<i4"], ...]}'
+        )
     shape = {} if "shape" in given or "domain" in given else {"shape": data.shape}
     return {"dtype": data.dtype, **shape, **given}
+
+
+def check_data(data: Any, dtype: DataType | None, domain: IndexDomain | None) -> None:
+    """Raise what a write of `data` would raise, before an array of this type and domain is made.
+
+    Raises
+    ------
+    TypeError, MismatchError
+        As :meth:`TensorStore.write`.
+    """
+    wanted = None if dtype is None else dtype.array_dtype
+    if wanted is None or wanted.kind in "SV":  # Their elements have dimensions of their own.
+        return
+    # A NumPy scalar converts by value.
+    if wanted.kind != "O" and not isinstance(data, np.generic):
+        converted(np.empty(0, data.dtype), wanted)
+    if domain is not None:
+        broadcast(np.broadcast_to(np.empty((), np.uint8), data.shape), domain)
 
 
 def _named(names: Any) -> IndexDomain:
@@ -161,6 +194,8 @@ def _layout(words: Mapping[str, Any], rank: int | None) -> ChunkLayout | None:
 
 
 def _extents(value: Any, name: str, rank: int | None) -> Sequence[int] | None:
+    if isinstance(value, np.ndarray | np.integer):
+        value = value.tolist()
     if value is None or (isinstance(value, Sequence) and not isinstance(value, str)):
         return value  # ChunkLayout checks its elements.
     if not isinstance(value, int):

@@ -9,7 +9,14 @@ from typing import Any
 from gpustore import registry
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.front.array_words import DIMENSIONS_V2, are_names, array_of, with_shape_of, write_all
+from gpustore.front.array_words import (
+    DIMENSIONS_V2,
+    are_names,
+    array_of,
+    check_data,
+    with_shape_of,
+    write_all,
+)
 from gpustore.front.group_access import GroupAccess
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
@@ -102,6 +109,8 @@ class MemberArray:
             del given[DIMENSIONS_V2]
         spec = self.spec(mode, constraints, metadata)
         domain = spec.domain
+        if data is not None:
+            check_data(data, spec.dtype, domain)
         if hierarchy.zarr_format == 2 and domain is not None and any(domain.labels):
             given = {DIMENSIONS_V2: [label or None for label in domain.labels], **given}
         made = spec

@@ -7,7 +7,13 @@ from typing import Any
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import GpustoreError, MetadataError
-from gpustore.front.array_words import DIMENSIONS_V2, array_of, with_shape_of, write_all
+from gpustore.front.array_words import (
+    DIMENSIONS_V2,
+    array_of,
+    check_data,
+    with_shape_of,
+    write_all,
+)
 from gpustore.front.spec import Spec, SpecLike
 from gpustore.front.store import TensorStore
 from gpustore.kvstores.kvstore import KvStore
@@ -126,6 +132,11 @@ def open(
         check_batch(batch, open=False)
     if isinstance(spec, KvStore):
         spec, kvstore = {"driver": "auto"}, spec
+    if hasattr(spec, "__array__"):
+        raise TypeError(
+            f"expected a path, a URL or a spec, but received {spec!r:.200}: gpustore.array makes a "
+            "store of an array in memory, and an opened store has a spec()"
+        )
     opened = Spec(spec)
     given = {
         "open_mode": open_mode,
@@ -159,6 +170,10 @@ def open(
     given = {name: value for name, value in given.items() if value is not None}
     if given:
         opened.update(**given)
+    if data is not None:
+        check_data(data, opened.dtype, opened.domain)
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise TypeError(f"Invalid attributes: expected a mapping, got {attributes!r:.200}")
     fill: Callable[[TensorStore], None] = _nothing
     if not (data is attributes is None and (dims is None or opened._driver.id == "zarr3")):
         opened, fill = _filled(opened, data, attributes, dims)

@@ -217,6 +217,8 @@ def json_attributes(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     MetadataError
         If a value cannot be written as JSON.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"Invalid attributes: expected a mapping, got {values!r:.200}")
     given = expect_object(from_python(dict(values)))
     dump(given)  # Raises MetadataError, also for NaN, which other readers may reject.
     return given

@@ -55,6 +55,8 @@ def _open(path: str, part: str | None) -> Source:
 
 
 def _of_file(path: str, file: Any, part: str | None) -> Source:
+    if not file.series:
+        raise StoreIOError(f"{path} has no images that tifffile can find: it may be cut")
     number = 0 if part is None else int(part) if part.isdecimal() else -1
     if not 0 <= number < len(file.series):
         raise CopyError(f'{path} has {len(file.series)} series: "{path}::0" is the first')

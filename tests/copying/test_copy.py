@@ -164,6 +164,13 @@ def test_new_names_of_dimensions_are_kept(before, after):
         assert names(store.label["p", ""]) == ["p", ""]
 
 
+@pytest.mark.parametrize("value", [None, np.array(["a", 1], object), {1, 2}], ids=repr)
+def test_python_objects_are_no_source(tmp_path, value):
+    with pytest.raises(gpustore.CopyError, match="elements are Python objects: convert"):
+        gpustore.copy(value, tmp_path / "b")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_group_is_returned(tmp_path):
     group = gpustore.open_group(tmp_path / "a", create=True, attributes={"n": 1}).result()
     group.create_array("x/y", data=VALUES).result()

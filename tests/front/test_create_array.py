@@ -84,6 +84,34 @@ def test_save_chooses_chunks_of_a_mebibyte(tmp_path):
     assert gpustore.save(tmp_path / "s.zarr", [1.5, 2.5]).dtype == "float64"
 
 
+@pytest.mark.parametrize(
+    ("data", "words", "error", "message"),
+    [
+        ([1, 2], {"dtype": "i2"}, TypeError, "the rule 'safe'"),
+        (VALUES, {"shape": (10, 13)}, gpustore.MismatchError, "source dimension 1"),
+        (VALUES, {"shape": (12,)}, gpustore.MismatchError, "has no target dimension"),
+        (np.array(["a", 1], object), {}, gpustore.MetadataError, 'dtype="ustring"'),
+        (np.zeros(2, "i4,f8"), {}, gpustore.MetadataError, r"records: store each field \(f0, f1"),
+        (VALUES, {"units": "nm"}, TypeError, "one unit a dimension"),
+        (VALUES, {"attributes": "nm"}, TypeError, "expected a mapping"),
+    ],
+)
+def test_elements_that_do_not_fit_leave_nothing_behind(tmp_path, data, words, error, message):
+    with pytest.raises(error, match=message):
+        gpustore.save(tmp_path / "x.zarr", data, **words)
+    group = gpustore.open_group("memory://g/", create=True).result()
+    with pytest.raises(error, match=message):
+        group.create_array("x", data=np.asarray(data), **words).result()
+    assert [*tmp_path.iterdir()] == []
+    assert "x" not in group
+
+
+def test_elements_are_broadcast_to_a_shape_that_is_given():
+    store = gpustore.save("memory://x/", np.float32(3), shape=(2, 3), dtype="f8", chunks=np.int8(2))
+    assert (store.shape, store.dtype, store.numpy[1, 2]) == ((2, 3), "float64", 3)
+    assert gpustore.save("memory://y/", [[1, 2]], shape=(3, 2), chunks=np.array([1, 2])).shape
+
+
 @pytest.mark.parametrize("shape", [6, np.int64(6)])
 def test_words_of_numpy_are_taken(shape):
     store = gpustore.create_array("memory://x/", shape=shape, dtype=">u2", chunks=4).result()

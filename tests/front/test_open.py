@@ -648,3 +648,9 @@ def test_helpers_see_a_difference(tmp_path):
     """The comparison itself must be able to fail."""
     ours, theirs = both(lambda library, root: library.__name__, tmp_path)
     assert not agree(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), gpustore.array([1])], ids=["array", "store"])
+def test_an_array_in_place_of_a_spec_is_not_taken_for_json(value):
+    with pytest.raises(TypeError, match=r"expected a path, .*gpustore\.array makes a store"):
+        gpustore.open(value)

@@ -148,6 +148,13 @@ def test_a_compression_of_imagecodecs_is_named(tmp_path):
     source.close()
 
 
+def test_a_file_without_images_is_an_error(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(b"II*\0" + bytes(100))
+    with pytest.raises(gpustore.StoreIOError, match="has no images"):
+        open_file(str(path))
+
+
 def test_a_truncated_file_is_an_error(tmp_path):
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, STACK[0])
