@@ -7,6 +7,7 @@ the errors.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from gpustore.backends.base import FilesOfTable, Sink, StagingPart
 from gpustore.backends.native.array import NativeArray
 from gpustore.codec_chain.base import ChunkBytes
+from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.resident import batches, table_chunks
@@ -26,7 +28,8 @@ from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan, elements
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow, Points
-from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.cancel_token import CancelToken, is_cancelled
+from gpustore.runtime.frames import without_locals
 
 PIECE_ROWS = 64, 512
 """Fewest and most rows that one of many threads takes at once, as long as there are enough."""
@@ -123,30 +126,69 @@ class NativeFill:
         self._windows = windows_of(plan)
         self._step = step
         self._lock = threading.Lock()
+        self._working = self._number = 0
+        self._failed = sys.maxsize  # number of the first piece that has failed
+        self._error: GpustoreError | None = None
         self._directory: KeyDirectory | None = None
         self._pieces = self._split(plan.tables(1, max(1, len(plan))))
 
     def work(self) -> None:
-        """Fetch pieces until all are taken."""
-        token = CancelToken.current()
+        """Fetch pieces until all are taken, or one has failed.
+
+        The error of the first piece that fails is raised by the thread that ends last.
+        """
+        with self._lock:
+            self._working += 1
+        raised: BaseException | None = None
+        try:
+            self._fill(CancelToken.current())
+        except BaseException as error:
+            raised = error
+        with self._lock:
+            self._working -= 1
+            # A thread that is told to stop says nothing about the reason.
+            if not self._working and (raised is None or is_cancelled(raised)):
+                raised, self._error = self._error or raised, None
+        if raised is not None:
+            raise raised
+
+    def _fill(self, token: CancelToken) -> None:
         with self._parts(self._step) as part:
             while (piece := self._next()) is not None:
                 token.check()
-                files, lo, hi = piece
-                chunks, old = table_chunks(self._array, files.table, lo, hi)
-                left = part.fill(files, lo, hi, chunks, old)
-                if not left:
-                    continue
-                for target, window in self._windows(files.table, left):
-                    for _, rows, values, cached in batches(
-                        self._array, window, part.arena, self._sink.nbytes
-                    ):
-                        wanted = _by_element(rows) if self._by_element else rows
-                        part.scatter(wanted, values, cached, target=target)
+                number, files, lo, hi = piece
+                try:
+                    self._fetch(part, files, lo, hi)
+                except DeviceError:
+                    raise  # Others may wait for what this thread has not done.
+                except GpustoreError as error:
+                    without_locals(error)
+                    self._note(number, error)
 
-    def _next(self) -> tuple[FilesOfTable, int, int] | None:
+    def _fetch(self, part: StagingPart, files: FilesOfTable, lo: int, hi: int) -> None:
+        """Fetch some rows of a table."""
+        chunks, old = table_chunks(self._array, files.table, lo, hi)
+        left = part.fill(files, lo, hi, chunks, old)
+        for target, window in self._windows(files.table, left) if left else ():
+            for _, rows, values, cached in batches(
+                self._array, window, part.arena, self._sink.nbytes
+            ):
+                wanted = _by_element(rows) if self._by_element else rows
+                part.scatter(wanted, values, cached, target=target)
+
+    def _note(self, number: int, error: GpustoreError) -> None:
+        """Note the error of a piece; those before it are taken, and no other is any more."""
         with self._lock:
-            return next(self._pieces, None)
+            if number < self._failed:
+                self._failed, self._error = number, error
+
+    def _next(self) -> tuple[int, FilesOfTable, int, int] | None:
+        with self._lock:
+            if self._failed < sys.maxsize:
+                return None
+            piece = next(self._pieces, None)
+            self._number += 1
+            return None if piece is None else (self._number, *piece)
 
     def _whole(self, table: RowTable) -> NDArray[np.bool_] | None:
         """Return a mask of the rows of which the core fetches the whole value; None for all."""

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 SHAPE = (40, 60)
+CHUNK = 2 << 20
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
@@ -313,3 +314,22 @@ def test_a_few_long_chunks_are_divided_among_all_threads(tmp_path, monkeypatch):
         assert future.statistics["few_stream_reads"] == 1
         del future
     assert pieces == [1] * 8
+
+
+def test_the_error_of_the_first_chunk_that_fails_is_raised(tmp_path, monkeypatch):
+    """Threads take pieces of a read, each of which has a missing chunk, in any order."""
+    monkeypatch.setattr(native_fill, "PIECE_ROWS", (1, 1))
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/"}
+    spec["metadata"] = {"shape": [32 * CHUNK], "chunks": [CHUNK], "dtype": "|u1"}
+    spec["metadata"]["compressor"] = {"id": "zstd", "level": 1}
+    gpustore.open(spec, create=True, device="cpu").result()[: 4 * CHUNK] = 1
+    context = gpustore.Context({"data_copy_concurrency": {"limit": 8}})
+    with emulated() as device:
+        spec["fill_missing_data_reads"] = False
+        store = gpustore.open(spec, device=device.name, context=context).result()
+        for _ in range(8):
+            with pytest.raises(gpustore.NotFoundError) as caught:
+                store.read().result()
+            assert caught.value.key.endswith("/4")
+            del caught
+        del store
