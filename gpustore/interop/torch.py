@@ -53,6 +53,11 @@ def conversion(dtype: gpustore.dtype) -> Callable[[Any], torch.Tensor]:
     return lambda array: _tensor(array.view(carrier)).view(target)
 
 
+def current_stream(device: str) -> Any:
+    """Return the current stream of the calling thread on a GPU, such as ``"cuda:0"``."""
+    return torch.cuda.current_stream(device)
+
+
 def _tensor(array: Any) -> torch.Tensor:
     return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.from_dlpack(array)
 

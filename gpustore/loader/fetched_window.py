@@ -88,12 +88,14 @@ class FetchedArray:
         except gpustore.UnsupportedError:
             return None
 
-    def begin(self) -> gpustore.Future[Any]:
-        """Begin to read."""
+    def begin(self, stream: Any) -> gpustore.Future[Any]:
+        """Begin to read, into memory of the order of `stream` if that is on a device."""
         if self.is_box:
-            self._future = self.array.box(self.low.tolist(), self.high.tolist()).read()
+            box = self.array.box(self.low.tolist(), self.high.tolist())
+            self._future = box.read(stream=stream)
         else:
-            self._future = self.array.store.read_many(*self.array.crops(self.origins))
+            crops = self.array.crops(self.origins)
+            self._future = self.array.store.read_many(*crops, stream=stream)
         return self._future
 
     def wait(self) -> None:
@@ -123,10 +125,15 @@ class FetchedArray:
             raise error.prefixed(f"Error reading {where}") from error
 
     def suspects(self) -> NDArray[np.bool_]:
-        """Wait until the array is read, and return which patches may be damaged; shape (n,)."""
+        """Wait until the array is read, and return which patches may be damaged; shape (n,).
+
+        On a device these are all that are read together with a damaged chunk.
+        """
         try:
             self.result()
         except DAMAGE:
+            if self.array.store.device != "cpu":
+                return np.ones(len(self.origins), bool)
             self._sound, suspect = self._read_box() if self.is_box else self._read_alone()
             return suspect
         return np.zeros(len(self.origins), bool)
@@ -243,9 +250,9 @@ class FetchedWindow:
         self.arrays = [FetchedArray(one, origins, edge) for one in volume.arrays]
         self.nbytes = sum(one.nbytes for one in self.arrays)
 
-    def begin(self) -> list[gpustore.Future[Any]]:
-        """Begin to read all arrays, together."""
-        return [one.begin() for one in self.arrays]
+    def begin(self, stream: Any) -> list[gpustore.Future[Any]]:
+        """Begin to read all arrays, together; see :meth:`FetchedArray.begin`."""
+        return [one.begin(stream) for one in self.arrays]
 
     def wait(self) -> None:
         """Wait until all arrays are read, or have failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,14 @@ class HostBatches:
         self._library, self._statistics = library, statistics
         self._numbers_volumes = numbers_volumes
         self._given = self._library_arrays()
+
+    @property
+    def source_stream(self) -> None:
+        """Stream for which windows are read: none."""
+
+    def iteration(self, kept_nbytes: int) -> AbstractContextManager[None]:
+        """Return the block in which batches of an iteration are made; nothing is kept for it."""
+        return nullcontext()
 
     def made(self, count: int, parts: Iterable[Part]) -> Batch:
         """Return the batch of the patches of some parts of windows, which are waited for.

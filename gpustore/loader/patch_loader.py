@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import gpustore
 from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.batches import Batch, BatchesAhead
+from gpustore.loader.device_batches import DeviceBatches
 from gpustore.loader.division import Division
 from gpustore.loader.element_conversion import ElementConversion
 from gpustore.loader.explanation import LoaderExplanation, explained
@@ -32,7 +33,7 @@ Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
 _VERSION: Final = 2
 """Of states: changes when the same seed gives other patches."""
 
-_LIBRARIES: Final = ("numpy", "torch", "jax")
+_LIBRARIES: Final = ("numpy", "cupy", "torch", "jax")
 
 _RESERVED: Final = {"origin", "volume"}
 
@@ -62,8 +63,9 @@ class PatchLoader:
     sampler : RandomPatches or GridPatches
     batch_size : int
         Patches of a batch of one rank.
-    to : {"numpy", "torch", "jax"}
-        Library of the arrays; those of PyTorch share NumPy's memory.
+    to : {"numpy", "cupy", "torch", "jax"}
+        Library of the arrays. Those of PyTorch share NumPy's memory or, as those of JAX, CuPy's.
+        Of arrays that are read to a GPU ``"numpy"`` copies the batches to the host.
     dtype : data type or dict, optional
         Data type that elements are converted to: of all arrays, or by name. By default that of the
         store, float32 for arrays that are normalised.
@@ -77,9 +79,11 @@ class PatchLoader:
         be left out. None, and ``"c"`` where there is none, is a new one of length 1, so that
         ``"czyx"`` gives the channel dimension that PyTorch and MONAI expect.
     prefetch : int
-        Most batches made before they are asked for; 0 makes each when it is asked for.
+        Most batches made before they are asked for; 0 makes each when it is asked for, as on a GPU,
+        where that takes one launch and no waiting.
     memory : int or str
-        Bytes that windows and batches may take together, such as ``"1 GiB"``.
+        Bytes that windows and batches may take together, such as ``"1 GiB"``: of the device's
+        memory if arrays are read to one.
     dist : {"auto", "torch", "jax"}, (rank, world), callable or None
         Which process this is of how many; each takes other patches of every global batch.
     drop_last : bool
@@ -155,24 +159,35 @@ class PatchLoader:
         if on_damage == "replace" and isinstance(sampler, GridPatches):
             raise ValueError('on_damage="replace": each patch of GridPatches comes once')
         self._on_damage = on_damage
-        self._transform, self._prefetch = transform, prefetch
+        is_on_host = self._volumes[0].device == "cpu"
+        if to == "cupy" and is_on_host:
+            raise gpustore.UnsupportedError(
+                'to="cupy": the arrays are read to host memory; open them with device="cuda"'
+            )
+        ahead = prefetch if is_on_host else 0
+        self._transform, self._prefetch = transform, ahead
         first = self._volumes[0].arrays
         for parameter, by_name in ("dtype", dtype), ("normalize", normalize), ("layout", layout):
             check_names(by_name, [one.name for one in first], parameter)
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
         layouts = {one.name: Layout.of(one, layout) for one in first}
         self._statistics = LoaderStatistics()
-        self._batches = HostBatches(
-            first, conversions, layouts, to, self._statistics, numbers_volumes=is_list
-        )
+        self._batches: HostBatches | DeviceBatches
+        plan = first, conversions, layouts, to, self._statistics
+        if is_on_host:
+            self._batches = HostBatches(*plan, numbers_volumes=is_list)
+        else:
+            self._batches = DeviceBatches(*plan, edge=self._edge, numbers_volumes=is_list)
         batch_nbytes = batch_size * sum(
             math.prod(one.patch_shape) * conversions[one.name].dtype.itemsize for one in first
         )
         self._memory = limit = nbytes_of(memory, "memory")
-        self._window_nbytes = limit - (prefetch + 2) * batch_nbytes
+        left = limit - (ahead + 2) * batch_nbytes
+        # On a device a window that a batch ends with is kept until the batch is cut.
+        self._window_nbytes = left if is_on_host else 2 * left // 3
         if self._window_nbytes <= 0:
             raise gpustore.LimitError(
-                f"memory: {prefetch + 2} batches of {batch_nbytes} bytes each do not fit in "
+                f"memory: {ahead + 2} batches of {batch_nbytes} bytes each do not fit in "
                 f"{limit}; choose more memory, or a smaller batch_size or prefetch"
             )
         self._register()
@@ -180,7 +195,7 @@ class PatchLoader:
         self._position = 0
         self._first: int | None = None
         self._worker: Ranks | None = None
-        self._iterator: BatchesAhead | None = None
+        self._iterator: Generator[Batch] | BatchesAhead | None = None
 
     def __len__(self) -> int:
         """Number of batches of an epoch, the same on all ranks."""
@@ -194,6 +209,10 @@ class PatchLoader:
         self._end()
         self._statistics.begin()
         worker, workers = worker_of()
+        if workers > 1 and self._volumes[0].device != "cpu":
+            raise gpustore.UnsupportedError(
+                "Workers of a DataLoader make no batches on a device: use num_workers=0"
+            )
         first, self._first = self._first, None
         if first is None or self._worker is None:
             first = (first or 0) + worker
@@ -204,10 +223,10 @@ class PatchLoader:
             )
         self._position, self._worker = first, (worker, workers) if workers > 1 else None
         numbers = range(first, self._division.batches, workers)
-        ahead = None
-        batches: Iterator[Batch] = self._made(self.epoch, numbers)
+        batches: Generator[Batch] | BatchesAhead = self._made(self.epoch, numbers)
         if self._prefetch:
-            batches = ahead = self._iterator = BatchesAhead(batches, self._prefetch)
+            batches = BatchesAhead(batches, self._prefetch)
+        self._iterator = batches
         try:
             for number in numbers:
                 with self._statistics.spending("waited_s"):
@@ -218,14 +237,14 @@ class PatchLoader:
                 if workers == 1 and number == numbers[-1]:
                     self._begin_next_epoch()
                 with self._statistics.spending("used_s"):
-                    yield batch if self._transform is None else self._transform(batch)
-                del batch
+                    given = [batch if self._transform is None else self._transform(batch)]
+                    del batch
+                    yield given.pop()  # Only the program keeps it.
             # Other workers may not be that far: their states have the epoch and their last batch.
             if workers > 1 or not numbers:
                 self._begin_next_epoch()
         finally:
-            if ahead is not None:
-                ahead.close()
+            batches.close()
 
     def _begin_next_epoch(self) -> None:
         self.epoch, self._position, self._worker = self.epoch + 1, 0, None
@@ -425,7 +444,7 @@ class PatchLoader:
             batches=batches,
         )
 
-    def _made(self, epoch: int, numbers: range) -> Iterator[Batch]:
+    def _made(self, epoch: int, numbers: range) -> Generator[Batch]:
         """Make some batches of an epoch."""
         room = self._window_nbytes
         windows = self._windows(self._order, epoch, numbers, room)
@@ -437,15 +456,16 @@ class PatchLoader:
             replaces=self._on_damage == "replace",
             statistics=self._statistics,
         )
-        reads = WindowReads(windows, room, self._statistics, replacements)
-        try:
-            for number in numbers:
-                count = self._division.part_size(number)
-                batch = self._batches.made(count, reads.take(count))
-                yield batch
-                del batch
-        finally:
-            reads.close()
+        with self._batches.iteration(room // 2):
+            reads = WindowReads(
+                windows, room, self._statistics, replacements, self._batches.source_stream
+            )
+            try:
+                for number in numbers:
+                    count = self._division.part_size(number)
+                    yield self._batches.made(count, reads.take(count))
+            finally:
+                reads.close()
 
 
 def _named(arrays: Arrays) -> Mapping[str, gpustore.TensorStore]:
@@ -477,7 +497,12 @@ def _check_alike(volumes: Sequence[Volume]) -> None:
     kinds = [
         {one.name: (one.patch_shape, one.dtype.str) for one in volume.arrays} for volume in volumes
     ]
-    for number, kind in enumerate(kinds[1:], 1):
+    for number, (volume, kind) in enumerate(zip(volumes, kinds, strict=True)):
+        if volume.device != volumes[0].device:
+            raise gpustore.MismatchError(
+                f"arrays: volume {number} is read to {volume.device}, volume 0 to "
+                f"{volumes[0].device}: open them with the same device"
+            )
         if kind != kinds[0]:
             raise gpustore.MismatchError(
                 f"arrays: volume {number} has patches {kind}, volume 0 has {kinds[0]}"

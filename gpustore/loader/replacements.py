@@ -6,7 +6,7 @@ So they are the same for any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,8 +49,10 @@ class Replacements:
         self._epoch, self._edge = epoch, edge
         self._replaces, self._statistics = replaces, statistics
 
-    def patch(self, window: FetchedWindow, i: int) -> FetchedWindow:
+    def patch(self, window: FetchedWindow, i: int, stream: Any) -> FetchedWindow:
         """Return patch `i` of a window, which is suspect, or its replacement, as a window.
+
+        It is read for `stream` if that is on a device.
 
         Raises
         ------
@@ -69,7 +71,7 @@ class Replacements:
                 rows,
                 self._edge,
             )
-            one.begin()
+            one.begin(stream)
             try:
                 for array in one.arrays:
                     array.result()

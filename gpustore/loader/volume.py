@@ -96,8 +96,6 @@ class Volume:
 
     Raises
     ------
-    UnsupportedError
-        If an array is read to a device.
     MismatchError
         If the arrays do not fit together, or are smaller than a patch; the message names the array.
     """
@@ -109,15 +107,16 @@ class Volume:
         first = arrays[names[0]]
         rank = len(patch)
         for name, store in arrays.items():
-            if store.device != "cpu":
-                raise gpustore.UnsupportedError(
-                    f'array {name!r} is read to {store.device}: open it with device="cpu", so that '
-                    "batches are made in host memory"
+            if store.device != first.device:
+                raise gpustore.MismatchError(
+                    f"array {name!r} is read to {store.device} and {names[0]!r} to {first.device}: "
+                    "open them with the same device"
                 )
             if store.rank < rank:
                 raise gpustore.MismatchError(
                     f"array {name!r} has {store.rank} dimensions, its patches {rank}"
                 )
+        self.device = first.device
         self.shape = tuple(first.shape)[first.rank - rank :]
         if 0 in self.shape:
             raise gpustore.MismatchError(f"array {names[0]!r} of shape {first.shape} is empty")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class WindowReads:
         Counts what windows read.
     replacements : Replacements
         Reads patches whose chunks may be damaged.
+    stream : object
+        Stream of a device for which they are read; None in host memory.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class WindowReads:
         nbytes: int,
         statistics: LoaderStatistics,
         replacements: Replacements,
+        stream: Any,
     ) -> None:
+        self._stream = stream
         self._left, self._nbytes, self._statistics = windows, nbytes, statistics
         self._replacements = replacements
         self._following: FetchedWindow | None = None
@@ -76,7 +81,7 @@ class WindowReads:
             for i in (np.flatnonzero(suspects[at:end]) + at).tolist():
                 if at < i:
                     yield window, at, i
-                yield self._replacements.patch(window, i), 0, 1
+                yield self._replacements.patch(window, i, self._stream), 0, 1
                 at = i + 1
             if at < end:
                 yield window, at, end
@@ -111,7 +116,7 @@ class WindowReads:
 
     def _begin(self, window: FetchedWindow) -> None:
         self._following = None
-        self._statistics.begin_reads(window.begin())
+        self._statistics.begin_reads(window.begin(self._stream))
         self._begun.append(window)
 
     def _done(self, window: FetchedWindow) -> None:

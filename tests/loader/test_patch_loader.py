@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.loader import GridPatches, PatchLoader, RandomPatches
-from tests.on_device import emulated
 
 SHAPE = (40, 36, 32)
 
@@ -405,13 +404,6 @@ def test_weights_may_be_a_store():
     store = gpustore.array(np.zeros((8, 8)))
     for y, x in origins(PatchLoader(store, sampler=sampler, batch_size=5)):
         assert y + 1 < 4 <= x + 1
-
-
-def test_stores_on_a_device_are_refused(store):
-    with emulated() as device:
-        there = gpustore.open(store.spec(), context=CONTEXT, device=device.name).result()
-        with pytest.raises(gpustore.UnsupportedError, match='open it with device="cpu"'):
-            PatchLoader(there, sampler=RandomPatches((8, 8, 8), per_epoch=8), batch_size=1)
 
 
 def test_ranks_come_from_the_environment(store, monkeypatch):

@@ -99,7 +99,7 @@ class DeviceBackend:
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
         self.caches = ChunkCaches(driven)
-        self.encoder = DeviceEncoder(driven, self._with_memory, self.caches.give_back)
+        self.encoder = DeviceEncoder(driven, self.with_memory, self.caches.give_back)
         self._extents: dict[tuple[tuple[Chunks, ...], int], Extent] = {}
 
     def part_nbytes(self) -> int:
@@ -237,7 +237,7 @@ class DeviceBackend:
             found += self.driven.decompress_temp_nbytes(codec, *sizes)
         return found
 
-    def _with_memory(self, work: Callable[[], T]) -> T:
+    def with_memory(self, work: Callable[[], T]) -> T:
         """Do `work`, again and again while it lacks memory that is kept for later work."""
         has_freed = False
         while True:
@@ -287,7 +287,7 @@ class DeviceBackend:
         self.caches.free_orphans()
         dense = "F" if order == "F" else "C"
         try:
-            view = self._with_memory(lambda: self.driven.empty(shape, dtype, dense, stream))
+            view = self.with_memory(lambda: self.driven.empty(shape, dtype, dense, stream))
         except MemoryError as error:
             nbytes = math.prod(shape) * dtype.itemsize
             raise LimitError(
@@ -351,7 +351,7 @@ class DeviceBackend:
         device = self.driven
         stream = device.caller_stream()
         try:
-            pinned = self._with_memory(lambda: device.allocate_pinned(array.nbytes))
+            pinned = self.with_memory(lambda: device.allocate_pinned(array.nbytes))
         except MemoryError as error:
             raise LimitError(
                 f"A source of {array.nbytes} bytes does not fit the pinned memory it is copied "
@@ -387,7 +387,7 @@ class DeviceBackend:
         """Copy an array that is not in C order: packed on the device, then downloaded."""
         device = self.driven
         try:
-            packed = self._with_memory(lambda: device.allocate(nbytes, stream))
+            packed = self.with_memory(lambda: device.allocate(nbytes, stream))
         except MemoryError as error:
             raise LimitError(
                 f"A source of {nbytes} bytes that is not in C order is packed on device "
@@ -417,14 +417,14 @@ class DeviceBackend:
         stream = device.caller_stream()
         packed = None
         try:
-            pinned = self._with_memory(lambda: device.allocate_pinned(array.nbytes))
+            pinned = self.with_memory(lambda: device.allocate_pinned(array.nbytes))
         except MemoryError as error:
             raise self._no_room(array) from error
         try:
             pinned.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
             address = out.view.address
             if out.strides != array.strides:
-                packed = self._with_memory(lambda: device.allocate(array.nbytes, stream))
+                packed = self.with_memory(lambda: device.allocate(array.nbytes, stream))
                 address = packed.address
             device.wait(stream, out.ready)
             device.upload(pinned, 0, address, array.nbytes, stream)
@@ -493,7 +493,7 @@ class DeviceBackend:
         commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
         try:
             record(commands)
-            self._with_memory(lambda: buffer.resize(commands.table_nbytes))
+            self.with_memory(lambda: buffer.resize(commands.table_nbytes))
             buffer.clear()
             start = buffer.reserve_table(commands.table_nbytes)
             assert start is not None

@@ -88,6 +88,46 @@ VALUE_RUN = np.dtype(
 )
 """Layout of ``gs::ValueRun``."""
 
+PATCH_DIM = np.dtype(
+    [
+        ("extent", np.uint32),
+        ("magic", np.uint32),
+        ("shift", np.uint32),
+        ("is_mirrored", np.uint32),
+        ("src_stride", np.int64),
+        ("dst_stride", np.int64),
+        ("first", np.int64),
+        ("size", np.int64),
+    ]
+)
+"""Layout of ``gs::PatchDim``; strides in bytes."""
+
+
+@functools.cache
+def patch_dtype(rank: int) -> np.dtype[np.void]:
+    """Return the layout of ``gs::Patch<rank>``, one patch.
+
+    >>> patch_dtype(4).itemsize
+    256
+    """
+    return np.dtype(
+        [
+            ("src", np.uint64),
+            ("dst", np.uint64),
+            ("offset", np.float64),
+            ("scale", np.float64),
+            ("items", np.uint32),
+            ("first_tile", np.uint32),
+            ("source", np.uint32),
+            ("target", np.uint32),
+            ("src_nbytes", np.uint32),
+            ("dst_nbytes", np.uint32),
+            ("fill", np.uint32),
+            ("reserved", np.uint32),
+            ("dim", PATCH_DIM, (rank,)),
+        ]
+    )
+
 
 @functools.cache
 def run_dtype(rank: int) -> np.dtype[np.void]:
@@ -119,6 +159,8 @@ def layouts() -> dict[str, np.dtype[np.void]]:
         "NumberFormat": NUMBER_FORMAT,
         "ValueStep": VALUE_STEP,
         "ValueRun": VALUE_RUN,
+        "PatchDim": PATCH_DIM,
+        "Patch<3>": patch_dtype(3),
     }
 
 

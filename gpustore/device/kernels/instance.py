@@ -37,6 +37,8 @@ _TILED_RANKS = (2, 3, 4, 8, 32)
 _INDEXED_RANKS = (2, 4, 32)
 _CAST_RANKS = (2, 4, 32)
 _CAST_TILED_RANKS = (3, 32)
+_FILL_RANKS = (1, 2, 4, 8, 32)
+_PATCH_RANKS = (4, 8, 32)
 
 
 def _expressions(kernel: str, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -64,8 +66,9 @@ INSTANCES: dict[str, tuple[str, ...]] = {
             for rank in _CAST_RANKS
         ),
         *(f"gs::cast_tiled<{pair}, {rank}>" for pair in _CAST_PAIRS for rank in _CAST_TILED_RANKS),
+        *(f"gs::cut_patches<{rank}>" for rank in _PATCH_RANKS),
     ),
-    "fill": _expressions("fill_strided", RANKS),
+    "fill": _expressions("fill_strided", _FILL_RANKS),
     "stream": ("gs::copy_stream",),
     "shuffle": (
         *(f"gs::unshuffle<{typesize}>" for typesize in (2, 4, 8, 16)),
@@ -93,6 +96,8 @@ _OF_KERNEL = {
     "copy_indexed": _INDEXED_RANKS,
     "cast_strided": _CAST_RANKS,
     "cast_tiled": _CAST_TILED_RANKS,
+    "fill_strided": _FILL_RANKS,
+    "cut_patches": _PATCH_RANKS,
 }
 
 
