@@ -41,7 +41,9 @@ def environment(sanitizer):
         "PYTHONMALLOC": "malloc",  # Python's own allocator has no bounds that a sanitizer knows.
         # Tests ask for more memory than there is, and expect NumPy to say so.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        # No second of waiting at the end of each process.
         "TSAN_OPTIONS": "halt_on_error=1:allocator_may_return_null=1:die_after_fork=0:"
+        "atexit_sleep_ms=0:"
         f"suppressions={Path(__file__).with_name('thread_sanitizer.supp')}",
     }
 
