@@ -29,10 +29,13 @@ def to_dask(
         Of CuPy arrays if the store is on a GPU, of NumPy arrays otherwise. Its name follows from
         the spec, the generation of the metadata and the chunks: equal arrays have equal names. A
         task holds the spec of the store and opens it once a process; a store whose metadata have
-        changed since raises MismatchError there.
+        changed since raises MismatchError there. One that a process has open is looked at about
+        every second: other attributes and a larger shape are no errors then.
 
     Raises
     ------
+    TypeError
+        If `store` is no store, as a group is not.
     ValueError
         If `chunks` is none of all this.
     ModuleNotFoundError
@@ -74,7 +77,9 @@ def store_dask(
 
     Raises
     ------
-    AlreadyExistsError, MetadataError, StoreIOError, TypeError
+    AlreadyExistsError, MetadataError, StoreIOError
+    TypeError
+        If `array` is no array of dask, or its data type is no one of Zarr's.
     ValueError
         If sizes of chunks of `array` are unknown.
     ModuleNotFoundError

@@ -22,6 +22,8 @@ with extra("dask"):
 
 def to_dask(store: gpustore.TensorStore, chunks: Any) -> Any:
     """Return a lazy array of dask; see :func:`gpustore.to_dask`."""
+    if not isinstance(store, gpustore.TensorStore):
+        raise TypeError(f"store: expected a gpustore.TensorStore, got {store!r:.200}")
     whole = store.translate_to[0] if store.rank else store
     shape = whole.shape
     if isinstance(chunks, str) and chunks != "auto":
@@ -47,6 +49,8 @@ def store_dask(
     array: Any, spec: Any, *, chunks: Any, shards: Any, codec: Any, compute: bool, **properties: Any
 ) -> Any:
     """Store an array of dask; see :func:`gpustore.store_dask`."""
+    if not isinstance(array, dask.array.Array):
+        raise TypeError(f"array: expected a dask.array.Array, got {array!r:.200}")
     if any(np.isnan(n) for n in array.shape):
         raise ValueError("the array has chunks of unknown size: call compute_chunk_sizes() first")
     if chunks is None:

@@ -74,6 +74,40 @@ def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
         pickle.loads(text)
 
 
+def test_an_array_that_changes_under_a_graph_is_an_error(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpustore.interop.reopened.CHECK_S", 0)
+    lazy, path = gpustore.to_dask(stored), tmp_path / "x.zarr"
+    stored.attrs["unit"] = "K"
+    stored.resize(exclusive_max=(40, 20)).result()
+    np.testing.assert_array_equal(lazy.compute(), VALUES)
+    text = (path / "zarr.json").read_bytes()
+    layout = {"chunks": (4, 5), "shards": (8, 10)}
+    for values, other in ((VALUES, {"shards": None}), (VALUES * 1.0, {}), (VALUES[:8], {})):
+        gpustore.save(path, values, **{**layout, **other}, overwrite=True)
+        with pytest.raises(
+            gpustore.MismatchError, match=r"x\.zarr.* has changed since it was open"
+        ):
+            lazy.compute()
+    for damaged in (b"{", b"[]", b'{"zarr_format": 3, "node_type": "group"}'):
+        (path / "zarr.json").write_bytes(damaged)
+        with pytest.raises(gpustore.MismatchError, match="has changed"):
+            lazy.compute()
+    (path / "zarr.json").unlink()
+    with pytest.raises(gpustore.NotFoundError, match=r"x\.zarr.* was deleted or moved"):
+        lazy.compute()
+    (path / "zarr.json").write_bytes(text)
+    lazy[:1].compute()
+
+
+def test_other_objects_are_refused(tmp_path):
+    group = gpustore.open_group(tmp_path / "g.zarr", create=True).result()
+    for wrong in (group, VALUES, str(tmp_path)):
+        with pytest.raises(TypeError, match=r"store: expected a gpustore\.TensorStore, got "):
+            gpustore.to_dask(wrong)
+        with pytest.raises(TypeError, match=r"array: expected a dask\.array\.Array, got "):
+            gpustore.store_dask(wrong, tmp_path / "y.zarr")
+
+
 def test_from_array_takes_a_store(stored):
     lazy = dask_array.from_array(stored)
     np.testing.assert_array_equal(lazy.compute(), VALUES)
@@ -127,7 +161,7 @@ def test_chunks_of_a_store_on_a_device_are_there(stored):
 def test_workers_in_other_processes(stored, tmp_path):
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0") as cluster,
         distributed.Client(cluster),
     ):
         lazy = gpustore.to_dask(stored)
