@@ -66,7 +66,9 @@ class Journal:
     store : KvStore
         The place of the copy.
     digest : str
-        Result of :func:`digest_of`.
+        Result of :func:`digest_of`, or another text that tells what is written from other things.
+    name : str
+        Name of the document.
 
     Attributes
     ----------
@@ -78,13 +80,14 @@ class Journal:
         Whether there is a document of another copy.
     """
 
-    def __init__(self, store: gpustore.KvStore, digest: str) -> None:
+    def __init__(self, store: gpustore.KvStore, digest: str, name: str = NAME) -> None:
         below = store if not store.path or store.path.endswith("/") else store + "/"
         self._store = below
+        self._name = name
         self._digest = digest
         self._arrays: dict[str, Any] = {}
         self._written = 0.0
-        read = below.read(NAME).result()
+        read = below.read(name).result()
         document = _parsed(read.value) if read.state == "value" else None
         self.found = document is not None and document.get("digest") == digest
         self.other = read.state == "value" and not self.found
@@ -116,12 +119,12 @@ class Journal:
     def write(self) -> None:
         """Store the document."""
         document = {"digest": self._digest, "arrays": self._arrays}
-        self._store[NAME] = json.dumps(document).encode()
+        self._store[self._name] = json.dumps(document).encode()
         self._written = time.monotonic()
 
     def remove(self) -> None:
         """Remove the document of a complete copy."""
-        del self._store[NAME]
+        del self._store[self._name]
 
 
 def _parsed(value: bytes) -> dict[str, Any] | None:

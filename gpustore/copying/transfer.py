@@ -180,7 +180,9 @@ def _begun(
 
 def _of_shape(region: Region, elements: Any) -> Any:
     """Return the elements of a region; raise CopyError if they have another shape."""
-    shape, expected = tuple(np.shape(elements)), region_shape(region)
+    # Arrays of a device have a shape that NumPy does not ask for.
+    shape = tuple(elements.shape if hasattr(elements, "shape") else np.shape(elements))
+    expected = region_shape(region)
     if shape != expected:
         raise gpustore.CopyError(
             f"the source returned elements of shape {shape} for a region of shape {expected}"

@@ -7,7 +7,7 @@ Range(start=10, stop=40, unit=Unit('micrometer'))
 
 from gpustore.ome.channels import Channel, Omero, Window
 from gpustore.ome.collection import Collection
-from gpustore.ome.create import create, create_plate
+from gpustore.ome.create import create, create_plate, write
 from gpustore.ome.image import Image
 from gpustore.ome.level import Level
 from gpustore.ome.multiscale import Axis, Transformation
@@ -40,4 +40,5 @@ __all__ = [
     "open",
     "s",
     "um",
+    "write",
 ]

@@ -48,8 +48,7 @@ def image_attributes(
     else:
         image["axes"] = described
     image["datasets"] = [
-        {"path": path, "coordinateTransformations": _transformations(version, path, transform)}
-        for path, transform in levels.items()
+        dataset_json(version, path, transform, SYSTEM) for path, transform in levels.items()
     ]
     return stated(
         version,
@@ -82,13 +81,25 @@ def _axis_json(axis: Axis) -> dict[str, str]:
     return found
 
 
-def _transformations(version: str, path: str, transform: AxisTransform) -> list[dict[str, Any]]:
+def dataset_json(version: str, path: str, transform: AxisTransform, system: str) -> dict[str, Any]:
+    """Return the JSON of a level.
+
+    Parameters
+    ----------
+    version : {"0.4", "0.5", "0.6"}
+    path : str
+        Path of the array.
+    transform : AxisTransform
+        From indices to coordinates.
+    system : str
+        Name of the coordinate system; of no meaning before 0.6.
+    """
     steps: list[dict[str, Any]] = [{"type": "scale", "scale": list(transform.scale)}]
     if any(transform.translation):
         steps.append({"type": "translation", "translation": list(transform.translation)})
-    if version != "0.6":
-        return steps
-    ends = {"input": {"path": path}, "output": {"name": SYSTEM}}
-    if len(steps) == 1:
-        return [{**steps[0], **ends}]
-    return [{"type": "sequence", "transformations": steps, **ends}]
+    if version == "0.6":
+        ends = {"input": {"path": path}, "output": {"name": system}}
+        if len(steps) == 2:
+            steps = [{"type": "sequence", "transformations": steps}]
+        steps = [{**steps[0], **ends}]
+    return {"path": path, "coordinateTransformations": steps}

@@ -1,15 +1,16 @@
-"""New images and plates: :func:`create` and :func:`create_plate`."""
+"""New images and plates: :func:`create`, :func:`write` and :func:`create_plate`."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gpustore
 from gpustore.ome.attributes import stated
 from gpustore.ome.channels import Channel
+from gpustore.ome.filling import source_of
 from gpustore.ome.image import Image
 from gpustore.ome.new_image import FORMATS, make_image, new_image
 from gpustore.ome.plate import Plate
@@ -63,7 +64,7 @@ def create(
     levels : int or None
         Number of levels, with the finest; None is as many as make the two last axes 256 elements
         or less. Axes of space are halved whose elements are less than twice as far apart as those
-        of the finest axis.
+        of the finest axis. :meth:`Image.build_pyramid` makes levels, too.
     chunks, shards, codec, fill_value
         As those of :func:`gpustore.open`. Chunks are of about 1 MiB by default, of one time and
         channel; there are no shards.
@@ -128,6 +129,82 @@ def create(
         ).result()
 
     return Image.of_group(make_image(image, make_group))
+
+
+def write(
+    url: str | os.PathLike[str] | Mapping[str, Any],
+    array: Any,
+    *,
+    axes: str | Sequence[Any] | None = None,
+    scale: float | Sequence[float] | Mapping[str, float] | None = None,
+    units: str | Mapping[str, Any] | None = None,
+    levels: int | None = None,
+    method: str | None = None,
+    memory: int = 256 << 20,
+    progress: Callable[[int, int], object] | None = None,
+    **options: Any,
+) -> Image:
+    """Write an array as an image with a pyramid, in bounded memory, and wait until it is stored.
+
+    Parameters
+    ----------
+    url : str, os.PathLike or dict
+        Place of the group.
+    array : array-like, str or os.PathLike
+        Elements: an array of NumPy, CuPy, torch, dask, xarray, zarr-python or h5py, a store, or a
+        file of TIFF, NumPy or HDF5 by path, as :func:`gpustore.copy` takes them.
+    axes, scale, units
+        As those of :func:`create`. A source that has them, as TIFF files do, need not be told.
+    levels : int or None
+        Number of levels; None is as many as make the two last axes 256 elements or less.
+    method : str, optional
+        How levels are made; see :meth:`Image.build_pyramid`.
+    memory : int
+        Most bytes of decoded elements in memory at once, unless a chunk has more.
+    progress : callable, optional
+        ``progress(done, total)`` in decoded bytes of the level that is written.
+    **options
+        Other arguments of :func:`create`.
+
+    Returns
+    -------
+    Image
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments do not fit the array.
+    AlreadyExistsError
+        If there is something at the place, unless ``overwrite``.
+    """
+    source = source_of(array)
+    try:
+        known = source.dims if source.dims and all(source.dims) else None
+        if axes is None and known is None:
+            raise TypeError("expected axes, such as 'zyx': the array has no names of dimensions")
+        named = known or () if axes is None else axes
+        if scale is None and units is None and source.units is not None and known is not None:
+            found = {
+                name: gpustore.Unit(one)
+                for name, one in zip(known, source.units, strict=True)
+                if one is not None and name in named
+            }
+            scale = {name: one.multiplier for name, one in found.items()}
+            units = {name: one.base_unit for name, one in found.items()}
+        image = create(
+            url,
+            shape=source.shape,
+            dtype=source.dtype,
+            axes=named,
+            scale=scale,
+            units=units,
+            **options,
+        )
+        image.write(source, memory=memory, progress=progress)
+    finally:
+        source.close()
+    image.build_pyramid(method=method, levels=levels, memory=memory, progress=progress)
+    return image
 
 
 def create_plate(

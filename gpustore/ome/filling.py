@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gpustore
-from gpustore.copying.plan import plan_regions
-from gpustore.copying.transfer import first_interrupt, transfer
+from gpustore.copying.plan import Plan, plan_regions
+from gpustore.copying.transfer import transfer
 from gpustore.display.extents import chunk_extents
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Source
@@ -30,7 +30,11 @@ def fill(
     source: Source,
     *,
     memory: int,
-    progress: Callable[[int, int], object] | None,
+    progress: Callable[[int], object],
+    stopped: Callable[[], bool],
+    plan: Plan | None = None,
+    first: int = 0,
+    advance: Callable[[], object] = lambda: None,
 ) -> None:
     """Write all elements of a source of the same shape, in regions of whole chunks.
 
@@ -41,20 +45,47 @@ def fill(
     source : Source
     memory : int
         Most bytes of decoded elements in memory at once, unless a chunk has more.
-    progress : callable, optional
-        ``progress(done, total)`` in decoded bytes.
+    progress : callable
+        Called with the decoded bytes that are done.
+    stopped : callable
+        Returns whether to stop; regions that are not stored are left out then.
+    plan : Plan, optional
+        Regions; those of :func:`plan_of` by default.
+    first : int
+        First region to write; those before it are stored.
+    advance : callable
+        Called after each region that is stored, in order.
 
     Raises
     ------
     ValueError
         If the shapes differ.
-    KeyboardInterrupt
-        After Ctrl-C; chunks are whole.
     """
     if source.shape != store.shape:
         raise ValueError(f"expected elements of shape {store.shape}, got {source.shape}")
+    plan = plan_of(store, source, memory) if plan is None else plan
+    done = plan.nbytes_of(first)
+    progress(done)
+
+    def after(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        advance()
+        progress(done)
+
+    transfer(
+        *(source, store, plan),
+        advance=after,
+        stopped=stopped,
+        moving=lambda nbytes: progress(done + nbytes),
+        first=first,
+    )
+
+
+def plan_of(store: gpustore.TensorStore, source: Source, memory: int) -> Plan:
+    """Divide an array into regions of whole chunks that take little memory."""
     written = chunk_extents(store, "write_chunk")
-    plan = plan_regions(
+    return plan_regions(
         source.shape,
         store.dtype.array_dtype.itemsize,
         source_chunk=written if source.chunks is None else source.chunks,
@@ -62,19 +93,3 @@ def fill(
         memory_nbytes=memory,
         workers=os.cpu_count() or 1,
     )
-    done = 0
-
-    def moving(nbytes: int) -> None:
-        if progress is not None:
-            progress(done + nbytes, plan.nbytes)
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        moving(0)
-
-    with first_interrupt() as stopped:
-        moving(0)
-        transfer(source, store, plan, advance=advance, stopped=stopped, moving=moving)
-        if stopped():
-            raise KeyboardInterrupt

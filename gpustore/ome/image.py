@@ -10,6 +10,7 @@ import numpy as np
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
+from gpustore.copying.transfer import first_interrupt
 from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.attributes import stated
 from gpustore.ome.channels import Omero, omero
@@ -18,6 +19,7 @@ from gpustore.ome.level import Level
 from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_image import make_image, new_image
+from gpustore.ome.pyramid import METHODS, build
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, um
 
@@ -38,10 +40,13 @@ class Image:
         self, group: gpustore.Group, metadata: Multiscale, rendering: Omero | None
     ) -> None:
         self.group = group
+        self._set(metadata, rendering)
+
+    def _set(self, metadata: Multiscale, rendering: Omero | None) -> None:
         self._metadata = metadata
         self._omero = rendering
         self._levels = tuple(
-            Level(group, number, path, metadata.axes, transform, self.channels)
+            Level(self.group, number, path, metadata.axes, transform, self.channels)
             for number, (path, transform) in enumerate(metadata.levels.items())
         )
 
@@ -54,10 +59,7 @@ class Image:
         MetadataError, UnsupportedError
             As :func:`gpustore.ome.open` does.
         """
-        where = f"{group.url}: "
-        version, ome = ome_of(group.attrs, where)
-        below = f"{where}ome" if "ome" in group.attrs else where
-        return cls(group, multiscale(ome, version, below), omero(ome, below))
+        return cls(group, *_metadata_of(group))
 
     @property
     def url(self) -> str:
@@ -136,11 +138,75 @@ class Image:
         ValueError
             If the shape is another one.
         """
+        store = self.level(0).store
         source = source_of(array)
+
+        def moving(nbytes: int) -> None:
+            if progress is not None:
+                progress(nbytes, store.nbytes)
+
         try:
-            fill(self.level(0).store, source, memory=memory, progress=progress)
+            with first_interrupt() as stopped:
+                fill(store, source, memory=memory, progress=moving, stopped=stopped)
+                if stopped():
+                    raise KeyboardInterrupt("only a part of the level was written")
         finally:
             source.close()
+
+    def build_pyramid(
+        self,
+        *,
+        method: str | None = None,
+        levels: int | None = None,
+        memory: int = 256 << 20,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Make the levels below the finest, each from the one above, and wait for them.
+
+        An image with one level gets more, as :func:`gpustore.ome.create` makes them; those of an
+        image with several are written, whatever they hold. A build that ended with an error,
+        Ctrl-C or a kill is continued by the same call.
+
+        Parameters
+        ----------
+        method : {"mean", "nearest", "mode", "gaussian"}, optional
+            What becomes of the elements of a block: their mean, integers rounded to the nearest,
+            halves to the even one; the first; the smallest of the most frequent; the mean of the
+            block and its neighbours with the weights 1, 3, 3, 1 along each axis. By default the
+            mean, and the mode for label images, which have no mean.
+        levels : int, optional
+            Number of levels, with the finest; as many as make the two last axes 256 elements or
+            less by default.
+        memory : int
+            Most bytes of decoded elements in memory at once, unless a chunk has more.
+        progress : callable, optional
+            ``progress(done, total)`` in decoded bytes of all new levels.
+
+        Raises
+        ------
+        ValueError
+            If there is no such method, or not for labels, or no whole factors lead from one level
+            to the next.
+        UnsupportedError
+            If the data type has no such method.
+        KeyboardInterrupt
+            After Ctrl-C; levels that are complete are listed.
+        """
+        attributes = self.group.attrs
+        is_label = "image-label" in attributes.get("ome", attributes)
+        method = method or ("mode" if is_label else "mean")
+        if method not in METHODS:
+            raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+        if is_label and method in ("mean", "gaussian"):
+            raise ValueError(f"method: {method} of labels is no label; take mode or nearest")
+        build(
+            *(self.group, self.version, self.all_axes, self._metadata.own),
+            method=method,
+            levels=levels,
+            memory=memory,
+            progress=progress,
+        )
+        self._set(*_metadata_of(self.group))
 
     def create_label(
         self,
@@ -268,7 +334,7 @@ class Image:
         levels = {path: transform.then(after) for path, transform in before.levels.items()}
         changed = Multiscale(
             *(before.version, before.name, name, axes, levels),
-            *(before.systems, before.transformations),
+            *(before.systems, before.transformations, before.own),
         )
         return Image(self.group, changed, self._omero)
 
@@ -359,6 +425,14 @@ class Image:
             f"<Image{name} OME-Zarr {self.version}, axes {', '.join(self.axes)}, {count} "
             f"level{'s' * (count != 1)}, {self.url}>"
         )
+
+
+def _metadata_of(group: gpustore.Group) -> tuple[Multiscale, Omero | None]:
+    """Return what the attributes of a group say of an image."""
+    where = f"{group.url}: "
+    version, ome = ome_of(group.attrs, where)
+    below = f"{where}ome" if "ome" in group.attrs else where
+    return multiscale(ome, version, below), omero(ome, below)
 
 
 class _Labels(Mapping[str, Image]):

@@ -76,6 +76,8 @@ class Multiscale:
         All coordinate systems by name; none before 0.6.
     transformations : tuple of Transformation
         Between coordinate systems; none before 0.6.
+    own : dict of str to AxisTransform
+        Transforms of the levels alone, without that of the whole image.
     """
 
     version: str
@@ -85,6 +87,7 @@ class Multiscale:
     levels: Mapping[str, AxisTransform]
     systems: Mapping[str, tuple[Axis, ...]]
     transformations: tuple[Transformation, ...]
+    own: Mapping[str, AxisTransform]
 
     def transform_to(self, system: str, where: str) -> AxisTransform:
         """Return the transform from the coordinate system of the levels to another one.
@@ -193,13 +196,14 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str) -> Multiscale:
     if "coordinateTransformations" in image:
         member = f"{where}.coordinateTransformations"
         outer = parsed(image["coordinateTransformations"], len(axes), member)
-    levels: dict[str, AxisTransform] = {}
+    own: dict[str, AxisTransform] = {}
     for number, dataset in enumerate(datasets):
         place = f"{where}.datasets[{number}]"
         transformations, member = _transformations(dataset, place)
         transform = parsed(transformations, len(axes), member)
-        levels[_path(dataset, place, levels)] = transform.then(outer)
-    return Multiscale(version, text(image, "name", where, ""), "", axes, levels, {}, ())
+        own[_path(dataset, place, own)] = transform
+    levels = {path: transform.then(outer) for path, transform in own.items()}
+    return Multiscale(version, text(image, "name", where, ""), "", axes, levels, {}, (), own)
 
 
 def _of_06(image: Mapping[str, Any], datasets: list[Any], where: str) -> Multiscale:
@@ -234,17 +238,9 @@ def _of_06(image: Mapping[str, Any], datasets: list[Any], where: str) -> Multisc
         place = f"{where}.coordinateTransformations[{number}]"
         ends = _end(one, "input", place), _end(one, "output", place)
         between.append(Transformation(*ends, one))
-    return Multiscale(
-        *(
-            "0.6",
-            text(image, "name", where, ""),
-            system,
-            systems[system],
-            levels,
-            systems,
-            tuple(between),
-        )
-    )
+    name = text(image, "name", where, "")
+    axes, steps = systems[system], tuple(between)
+    return Multiscale("0.6", name, system, axes, levels, systems, steps, levels)
 
 
 def _end(transformation: Any, member: str, where: str) -> str:

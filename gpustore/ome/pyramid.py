@@ -1,0 +1,269 @@
+"""Pyramids: each level made from the one above, region by region.
+
+**mean** rounds integers to the nearest, halves to the even number; **nearest** takes the first
+element of each block; **mode** takes the most frequent one, the smallest of several: these three
+are :func:`gpustore.downsample`. **gaussian** weighs the elements of a block and its neighbours by
+1, 3, 3, 1 along each axis that is halved, where the edge repeats itself, and rounds as mean does.
+
+A document beside the image says which regions of which level are stored, so that a build that
+ended in any way is continued by the same call. The image lists a new level once it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpustore
+from gpustore.copying.journal import Journal
+from gpustore.copying.transfer import first_interrupt
+from gpustore.ome.attributes import dataset_json
+from gpustore.ome.filling import fill, plan_of
+from gpustore.ome.layout import coarser, level_factors
+from gpustore.ome.multiscale import Axis
+from gpustore.ome.transforms import AxisTransform
+from gpustore.sources.base import Region, Source
+
+METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": ""}
+"""Words for methods, and the methods of :func:`gpustore.downsample`."""
+
+JOURNAL: Final = ".gpustore-pyramid.json"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A level to be made.
+
+    Attributes
+    ----------
+    path : str
+        Path of its array.
+    factors : tuple of int
+        By how much it is smaller than the level above, along each axis.
+    """
+
+    path: str
+    factors: tuple[int, ...]
+
+
+def build(
+    group: gpustore.Group,
+    version: str,
+    axes: Sequence[Axis],
+    own: Mapping[str, AxisTransform],
+    *,
+    method: str,
+    levels: int | None,
+    memory: int,
+    progress: Callable[[int, int], object] | None,
+) -> None:
+    """Make the levels of an image below the finest; see :meth:`Image.build_pyramid`.
+
+    Parameters
+    ----------
+    group : Group
+        Group of the image.
+    version : str
+        Version of OME-Zarr.
+    axes : sequence of Axis
+    own : dict of str to AxisTransform
+        Transforms of the levels that the image has, without that of the whole image, by path.
+    method, levels, memory, progress
+        As those of :meth:`Image.build_pyramid`.
+    """
+    paths = list(own)
+    finest = group[paths[0]]
+    steps = _steps(group, axes, paths, own[paths[0]], levels)
+    text = json.dumps([method, list(finest.shape), finest.dtype.name, [vars(s) for s in steps]])
+    journal = Journal(group.kvstore, hashlib.sha256(text.encode()).hexdigest(), JOURNAL)
+    stores = [finest]
+    for step in steps:
+        stores.append(_array(group, step, stores[-1], finest))
+    sources = [
+        _source(above, step.factors, method, below.shape)
+        for (above, below), step in zip(itertools.pairwise(stores), steps, strict=True)
+    ]
+    # The elements of a region are read with those it is made of.
+    plans = {
+        step.path: plan_of(store, source, max(1, memory // (1 + math.prod(step.factors))))
+        for step, store, source in zip(steps, stores[1:], sources, strict=True)
+    }
+    if not (journal.found and journal.is_made) or any(
+        journal.region(path) != plan.region for path, plan in plans.items()
+    ):
+        journal.begin(plans)
+    total = sum(plan.nbytes for plan in plans.values())
+    before = 0
+    transform = own[paths[0]]
+    with first_interrupt() as stopped:
+        try:
+            for step, store, source in zip(steps, stores[1:], sources, strict=True):
+
+                def moving(nbytes: int, before: int = before) -> None:
+                    if progress is not None:
+                        progress(before + nbytes, total)
+
+                fill(
+                    *(store, source),
+                    memory=memory,
+                    progress=moving,
+                    stopped=stopped,
+                    plan=plans[step.path],
+                    first=journal.done(step.path),
+                    advance=partial(journal.advance, step.path),
+                )
+                if stopped():
+                    break
+                before += plans[step.path].nbytes
+                transform = coarser(transform, step.factors, centred=method != "nearest")
+                _list(group, version, step.path, transform, method)
+        finally:
+            journal.write()
+        if stopped():
+            raise KeyboardInterrupt("the same call goes on with the pyramid from there")
+    journal.remove()
+
+
+def _steps(
+    group: gpustore.Group,
+    axes: Sequence[Axis],
+    paths: Sequence[str],
+    transform: AxisTransform,
+    levels: int | None,
+) -> list[_Step]:
+    """Return the levels to be made: those that the image has, or new ones if it has one."""
+    shape = tuple(group[paths[0]].shape)
+    if len(paths) == 1:
+        found = level_factors(shape, axes, transform.scale, levels)
+        names = (str(number) for number in itertools.count(1))
+        return [_Step(next(n for n in names if n != paths[0]), factors) for factors in found]
+    if levels is not None and levels != len(paths):
+        raise ValueError(f"levels: the image has {len(paths)}, got {levels}")
+    steps = []
+    for number, path in enumerate(paths[1:], 1):
+        below = tuple(group[path].shape)
+        factors = tuple(-(-n // m) if m else 1 for n, m in zip(shape, below, strict=True))
+        if tuple(-(-n // f) for n, f in zip(shape, factors, strict=True)) != below:
+            raise ValueError(
+                f"level {number} has the shape {below}, which no whole factors make of {shape}"
+            )
+        steps.append(_Step(path, factors))
+        shape = below
+    return steps
+
+
+def _array(
+    group: gpustore.Group,
+    step: _Step,
+    above: gpustore.TensorStore,
+    finest: gpustore.TensorStore,
+) -> gpustore.TensorStore:
+    """Return the array of a level; a new one has the properties of the finest one."""
+    shape = tuple(-(-n // f) for n, f in zip(above.shape, step.factors, strict=True))
+    if step.path in group:
+        found: gpustore.TensorStore = group[step.path]
+        return found
+    options: dict[str, Any] = {"codec": finest.codec, "fill_value": finest.fill_value}
+    if finest.shards is None and finest.chunks is not None:
+        options["chunks"] = tuple(
+            max(1, min(c, n)) for c, n in zip(finest.chunks, shape, strict=True)
+        )
+    else:
+        options["chunk_layout"] = finest.chunk_layout
+    if group.zarr_format == 2:
+        options["metadata"] = {"dimension_separator": "/"}
+    elif all(finest.domain.labels):
+        options["dims"] = finest.domain.labels
+    return group.create_array(step.path, shape=shape, dtype=finest.dtype, **options).result()
+
+
+def _source(
+    above: gpustore.TensorStore, factors: tuple[int, ...], method: str, shape: Sequence[int]
+) -> Source:
+    if method == "gaussian":
+        return _gaussian(above, factors, tuple(shape))
+    view = gpustore.downsample(above, factors, METHODS[method])
+
+    def read(region: Region) -> Any:
+        return view[region].read()
+
+    return Source(tuple(view.shape), view.dtype, read, chunks=view.chunks)
+
+
+def _gaussian(
+    above: gpustore.TensorStore, factors: tuple[int, ...], shape: tuple[int, ...]
+) -> Source:
+    dtype = above.dtype.array_dtype
+    if max(factors) > 2:
+        raise ValueError(f"gaussian halves axes; got the factors {factors}")
+    if dtype.kind not in "iuf" or (dtype.kind in "iu" and dtype.itemsize == 8):
+        raise gpustore.UnsupportedError(
+            f"gaussian takes integers of up to 32 bits and floats, not {above.dtype.name}"
+        )
+
+    def read(region: Region) -> Any:
+        index, pads = [], []
+        for part, factor, extent in zip(region, factors, above.shape, strict=True):
+            low, high = part.start * factor, part.stop * factor
+            low, high = (low - 1, high + 1) if factor == 2 else (low, high)
+            index.append(slice(max(0, low), min(extent, high)))
+            pads.append((max(0, -low), max(0, high - extent)))
+        elements = np.asarray(above[tuple(index)].read(to="numpy").result())
+        return _smoothed(np.pad(elements, pads, mode="edge"), factors)
+
+    chunks = above.chunks
+    if chunks is not None:
+        chunks = tuple(max(1, c // f) for c, f in zip(chunks, factors, strict=True))
+    return Source(shape, above.dtype, read, chunks=chunks)
+
+
+def _smoothed(elements: NDArray[Any], factors: Sequence[int]) -> NDArray[Any]:
+    """Return halves of an array that has one more element on each side of halved axes."""
+    dtype = elements.dtype
+    integers = dtype.kind in "iu"
+    found: NDArray[Any] = elements.astype(
+        np.int64 if integers else np.result_type(dtype, np.float32)
+    )
+    for axis, factor in enumerate(factors):
+        if factor == 2:
+            lines = np.moveaxis(found, axis, 0)
+            outer, inner = lines[:-3:2] + lines[3::2], lines[1:-2:2] + lines[2:-1:2]
+            found = np.moveaxis(outer + 3 * inner, 0, axis)
+    weight = 8 ** list(factors).count(2)
+    if not integers:
+        found /= found.dtype.type(weight)
+        return found.astype(dtype)
+    quotient, rest = np.divmod(found, weight)
+    quotient += (2 * rest > weight) | ((2 * rest == weight) & (quotient % 2 == 1))
+    halves: NDArray[Any] = quotient.astype(dtype)
+    return halves
+
+
+def _list(
+    group: gpustore.Group, version: str, path: str, transform: AxisTransform, method: str
+) -> None:
+    """Add a level to those that the image lists, or state its transform again."""
+    attributes = group.attrs.read().result()
+    ome: Any = attributes.get("ome", attributes)
+    image = ome["multiscales"][0]
+    system = ""
+    if version == "0.6":
+        system = image["datasets"][0]["coordinateTransformations"][0]["output"]["name"]
+    dataset = dataset_json(version, path, transform, system)
+    known = [one["path"] for one in image["datasets"]]
+    if path in known:
+        image["datasets"][known.index(path)] |= dataset
+    else:
+        image["datasets"].append(dataset)
+    image["type"] = method
+    member = "ome" if "ome" in attributes else "multiscales"
+    group.attrs.update({member: attributes[member]}).result()

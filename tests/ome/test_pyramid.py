@@ -1,0 +1,212 @@
+"""Pyramids, and whole images written in one call."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore import ome
+from gpustore.ome import pyramid
+from tests.matrix import each
+from tests.ome.files import VALUES, write_image
+from tests.on_device import emulated
+
+RNG = np.random.default_rng(5)
+VOLUME = RNG.integers(0, 60000, (2, 9, 40, 70)).astype("uint16")
+SCALE = (2, 0.5, 0.5)
+
+
+@pytest.fixture
+def context():
+    return gpustore.Context()
+
+
+def levels_of(image):
+    return [level.read().result() for level in image.levels]
+
+
+def smoothed(values, factors):
+    """The mean with the weights 1, 3, 3, 1 of each block and its neighbours; exact."""
+    shape = [-(-n // f) for n, f in zip(values.shape, factors, strict=True)]
+    weights = [((-1, 1), (0, 3), (1, 3), (2, 1)) if f == 2 else ((0, 1),) for f in factors]
+    total, of = np.zeros(shape, "int64"), 0
+    for taps in itertools.product(*weights):
+        index = [
+            np.clip(np.arange(m) * f + tap, 0, n - 1)
+            for m, f, (tap, _), n in zip(shape, factors, taps, values.shape, strict=True)
+        ]
+        weight = int(np.prod([w for _, w in taps]))
+        total += weight * values[np.ix_(*index)].astype("int64")
+        of += weight
+    quotient, rest = np.divmod(total, of)
+    up = (2 * rest > of) | ((2 * rest == of) & (quotient % 2 == 1))
+    return (quotient + up).astype(values.dtype)
+
+
+@each("version", ["0.4", "0.5", "0.6"])
+@each("method", ["mean", "nearest", "mode", "gaussian"])
+def test_each_level_is_made_of_the_one_above(method, version):
+    context = gpustore.Context()
+    seen = []
+    image = ome.write(
+        "memory://new/", VOLUME, axes="czyx", scale=SCALE, units="um", levels=4, method=method,
+        version=version, chunks=(1, 4, 16, 16), memory=40_000, context=context,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert [level.shape for level in image.levels] == [
+        *((2, 9, 40, 70), (2, 9, 20, 35), (2, 9, 10, 18), (2, 5, 5, 9)),
+    ]
+    assert image.levels[3].chunks == (1, 4, 5, 9)
+    again = ome.open("memory://new/", context=context)
+    shift = 0 if method == "nearest" else 0.25
+    assert list(again.level(1).translation.values()) == [0, 0, shift, shift]
+    assert list(again.level(3).scale.values()) == [1, 4, 4, 4]
+    levels = levels_of(again)
+    for above, below in itertools.pairwise(levels):
+        factors = [-(-n // m) for n, m in zip(above.shape, below.shape, strict=True)]
+        if method == "gaussian":
+            expected = smoothed(above, factors)
+        else:
+            word = {"nearest": "stride"}.get(method, method)
+            view = gpustore.downsample(gpustore.array(above), factors, word)
+            expected = view.read().result()
+        assert np.array_equal(below, expected)
+    assert seen[-1][0] == seen[-1][1] == sum(level.nbytes for level in levels[1:])
+    keys = again.group.kvstore.list().result()
+    assert not any(b"pyramid" in key for key in keys)
+    stored = again.group.attrs.asdict()
+    assert stored.get("ome", stored)["multiscales"][0]["type"] == method
+
+
+@each("dtype", ["int8", "uint32", "float32", "float64", "float16"])
+def test_gaussian_keeps_the_range_of_a_type(dtype):
+    kind = np.dtype(dtype)
+    high = np.iinfo(kind).max if kind.kind in "iu" else 2.0
+    values = np.full((9, 7), high, kind)
+    values[:, 3] = 0
+    image = ome.write("memory://g/", values, axes="yx", levels=2, method="gaussian",
+                      context=gpustore.Context())  # fmt: skip
+    half = levels_of(image)[1]
+    assert half.dtype == kind
+    if kind.kind in "iu":
+        assert np.array_equal(half, smoothed(values, (2, 2)))
+    assert half[0, 0] == half.max() == high
+
+
+def test_levels_that_are_there_are_made_again(context):
+    write_image("memory://a/", context=context)
+    image = ome.open("memory://a/", context=context)
+    image.build_pyramid()
+    assert len(image.levels) == 3
+    expected = gpustore.downsample(gpustore.array(VALUES), [1, 1, 2, 2], "mean").read().result()
+    assert np.array_equal(image.level(1).read().result(), expected)
+    # The transform of the whole image stays out of those of its levels.
+    assert image.level(2).scale == {"c": 1, "z": 2, "y": 2, "x": 2}
+
+
+def test_group_transformations_stay_as_they_are(context):
+    after = [{"type": "scale", "scale": [1, 1, 10, 10]}]
+    write_image("memory://a/", context=context, coordinateTransformations=after)
+    image = ome.open("memory://a/", context=context)
+    image.build_pyramid(method="nearest")
+    assert [level.scale["x"] for level in image.levels] == [5, 10, 20]
+    assert [level.translation["x"] for level in image.levels] == [0, 0, 0]
+
+
+def test_shards_and_chunks_of_the_finest_level_are_kept(context):
+    options = {"axes": "yx", "chunks": (16, 16), "shards": (64, 64), "codec": "zstd:2"}
+    image = ome.write("memory://s/", np.ones((200, 300), "uint8"), levels=2, **options,
+                      context=context)  # fmt: skip
+    below = image.level(1).store
+    assert (below.chunks, below.shards) == ((16, 16), (64, 64))
+    assert below.codec == image.level(0).store.codec
+
+
+@pytest.mark.parametrize("killed_at", [1, 3, 6])
+def test_a_build_that_ended_is_continued(killed_at, context, monkeypatch):
+    image = ome.create("memory://k/", shape=VOLUME.shape, dtype="uint16", axes="czyx",
+                       scale=SCALE, chunks=(1, 4, 16, 16), context=context)  # fmt: skip
+    image.write(VOLUME)
+    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
+    calls = []
+
+    def stop(done, total):
+        calls.append(done)
+        if len(set(calls)) > killed_at:
+            raise RuntimeError("the end")
+
+    options = {"levels": 3, "memory": 40_000}
+    with pytest.raises(RuntimeError, match="the end"):
+        image.build_pyramid(**options, progress=stop)
+    image = ome.open("memory://k/", context=context)
+    seen = []
+    image.build_pyramid(**options, progress=lambda done, total: seen.append(done))
+    assert seen[0] > 0 or killed_at == 1
+    whole = ome.write("memory://w/", VOLUME, axes="czyx", scale=SCALE, levels=3, context=context)
+    for one, other in zip(levels_of(image), levels_of(whole), strict=True):
+        assert np.array_equal(one, other)
+    assert pyramid.JOURNAL.encode() not in [key for key in image.group.kvstore.list().result()]
+
+
+def test_labels_have_no_mean(context):
+    image = ome.create("memory://l/", shape=(64, 64), dtype="uint8", axes="yx", context=context)
+    label = image.create_label("cells", levels=2)
+    values = RNG.integers(0, 9, (64, 64)).astype("uint32")
+    label.write(values)
+    label.build_pyramid()
+    expected = gpustore.downsample(gpustore.array(values), [2, 2], "mode").read().result()
+    assert np.array_equal(label.level(1).read().result(), expected)
+    with pytest.raises(ValueError, match="mean of labels is no label; take mode or nearest"):
+        label.build_pyramid(method="mean")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"method": "median"}, ValueError, "expected one of mean, nearest, mode, gaussian"),
+        ({"levels": 5}, ValueError, "levels: the image has 3, got 5"),
+    ],
+)
+def test_wrong_arguments(options, error, text, context):
+    write_image("memory://a/", context=context)
+    with pytest.raises(error, match=text):
+        ome.open("memory://a/", context=context).build_pyramid(**options)
+
+
+def test_levels_of_other_shapes_are_refused(context):
+    group = write_image("memory://a/", context=context)
+    group.delete("1").result()
+    group.create_array("1", shape=(2, 8, 13, 16), dtype="uint16").result()
+    with pytest.raises(ValueError, match=r"level 1 has the shape \(2, 8, 13, 16\), which no whole"):
+        ome.open("memory://a/", context=context).build_pyramid()
+
+
+def test_gaussian_of_wide_integers_is_refused(context):
+    with pytest.raises(gpustore.UnsupportedError, match="integers of up to 32 bits"):
+        ome.write("memory://a/", np.ones((512, 600), "int64"), axes="yx", method="gaussian",
+                  context=context)  # fmt: skip
+
+
+def test_sources_say_what_their_axes_are(context, tmp_path):
+    units = ("2 um", "500 nm", "500 nm")
+    store = gpustore.save(tmp_path / "a.zarr", VOLUME[0], dims=("z", "y", "x"), units=units)
+    image = ome.write("memory://u/", store, context=context)
+    assert image.axes == ("z", "y", "x")
+    assert image.units == {"z": "micrometer", "y": "nanometer", "x": "nanometer"}
+    assert list(image.level(0).scale.values()) == [2, 500, 500]
+    np.save(tmp_path / "v.npy", VOLUME[0])
+    assert ome.write("memory://n/", tmp_path / "v.npy", axes="zyx", context=context).axes
+    with pytest.raises(TypeError, match="expected axes, such as 'zyx'"):
+        ome.write("memory://v/", VOLUME[0], context=context)
+
+
+def test_a_pyramid_on_a_device_is_that_of_the_host(context):
+    host = ome.write("memory://h/", VOLUME, axes="czyx", scale=SCALE, levels=3, context=context)
+    with emulated() as device:
+        image = ome.create("memory://d/", like=host, device=device.name, context=context)
+        image.write(VOLUME)
+        image.build_pyramid(levels=3)
+        del image
+    for one, other in zip(levels_of(ome.open("memory://d/", context=context)), levels_of(host)):
+        assert np.array_equal(one, other)
