@@ -25,17 +25,14 @@ from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
 from gpustore.loader.statistics import LoaderStatistics
-from gpustore.loader.volume import Volume
+from gpustore.loader.stored_metadata import StoredMetadata
+from gpustore.loader.volumes import Arrays, volumes_of
 from gpustore.loader.window_reads import WindowReads, windows_of
-
-Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
 
 _VERSION: Final = 2
 """Of states: changes when the same seed gives other patches."""
 
 _LIBRARIES: Final = ("numpy", "cupy", "torch", "jax")
-
-_RESERVED: Final = {"origin", "volume"}
 
 
 class PatchLoader:
@@ -140,13 +137,8 @@ class PatchLoader:
             raise TypeError(f"transform: expected a function, got {transform!r}")
         if to not in _LIBRARIES:
             raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
-        is_list = not isinstance(arrays, (gpustore.TensorStore, Mapping))
-        some: list[Any] = list(arrays) if is_list else [arrays]
-        if not some:
-            raise gpustore.MismatchError("arrays: expected at least one volume, got none")
         patch = tuple(sampler.shape)
-        self._volumes = [Volume(_named(one), patch) for one in some]
-        _check_alike(self._volumes)
+        self._volumes, is_list = volumes_of(arrays, patch)
         self._sampler = sampler
         self._edge = getattr(sampler, "edge", "shift")
         self._spaces = [one.space(patch, inside=sampler.is_inside) for one in self._volumes]
@@ -172,6 +164,7 @@ class PatchLoader:
         conversions = {one.name: ElementConversion.of(one, dtype, normalize) for one in first}
         layouts = {one.name: Layout.of(one, layout) for one in first}
         self._statistics = LoaderStatistics()
+        self._metadata = StoredMetadata()
         self._batches: HostBatches | DeviceBatches
         plan = first, conversions, layouts, to, self._statistics
         if is_on_host:
@@ -444,10 +437,19 @@ class PatchLoader:
             batches=batches,
         )
 
+    def _unchanged(self, windows: Iterator[FetchedWindow]) -> Generator[FetchedWindow]:
+        """Check the arrays of each volume before its first window."""
+        checked = set()
+        for window in windows:
+            if window.volume not in checked:
+                self._metadata.check(window.volume, self._volumes[window.volume])
+                checked.add(window.volume)
+            yield window
+
     def _made(self, epoch: int, numbers: range) -> Generator[Batch]:
         """Make some batches of an epoch."""
         room = self._window_nbytes
-        windows = self._windows(self._order, epoch, numbers, room)
+        windows = self._unchanged(self._windows(self._order, epoch, numbers, room))
         replacements = Replacements(
             self._order,
             self._volumes,
@@ -466,44 +468,3 @@ class PatchLoader:
                     yield self._batches.made(count, reads.take(count))
             finally:
                 reads.close()
-
-
-def _named(arrays: Arrays) -> Mapping[str, gpustore.TensorStore]:
-    """Return arrays by name.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If they are no stores, or a name has another meaning in batches.
-    """
-    if isinstance(arrays, gpustore.TensorStore):
-        return {"image": arrays}
-    if not isinstance(arrays, Mapping):
-        raise TypeError(f"arrays: expected stores or dicts of stores, got {type(arrays).__name__}")
-    for name, store in arrays.items():
-        if not isinstance(store, gpustore.TensorStore):
-            raise TypeError(
-                f"arrays: {name!r} is of {type(store).__name__}; gpustore.open and gpustore.array "
-                "make stores"
-            )
-    wrong = _RESERVED.intersection(arrays)
-    if wrong:
-        raise ValueError(f"arrays: {', '.join(sorted(wrong))}: batches have another array so named")
-    return arrays
-
-
-def _check_alike(volumes: Sequence[Volume]) -> None:
-    """Check that patches of all volumes make one batch."""
-    kinds = [
-        {one.name: (one.patch_shape, one.dtype.str) for one in volume.arrays} for volume in volumes
-    ]
-    for number, (volume, kind) in enumerate(zip(volumes, kinds, strict=True)):
-        if volume.device != volumes[0].device:
-            raise gpustore.MismatchError(
-                f"arrays: volume {number} is read to {volume.device}, volume 0 to "
-                f"{volumes[0].device}: open them with the same device"
-            )
-        if kind != kinds[0]:
-            raise gpustore.MismatchError(
-                f"arrays: volume {number} has patches {kind}, volume 0 has {kinds[0]}"
-            )

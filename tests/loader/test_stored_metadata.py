@@ -1,0 +1,77 @@
+"""Arrays that change while a loader reads them."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import gpustore
+from gpustore.loader import PatchLoader, RandomPatches
+
+VALUES = np.zeros((8, 8), "uint8")
+
+
+def created(path, values=VALUES, **words):
+    return gpustore.create_array(path, data=values, chunks=(4, 4), **words).result()
+
+
+def loader(path):
+    arrays = {"image": gpustore.array(VALUES), "cells": gpustore.open(path).result()}
+    return PatchLoader(arrays, sampler=RandomPatches((2, 2), per_epoch=8), batch_size=4)
+
+
+def create_again(path, **words):
+    created(path, overwrite=True, **words)
+
+
+def create_another(path, **words):
+    created(path, VALUES.astype("uint16"), overwrite=True, **words)
+
+
+def resize(path, **_):
+    gpustore.open(path).result().resize(exclusive_max=[8, 6]).result()
+
+
+def delete(path, **_):
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (create_again, gpustore.ConflictError, "stored anew"),
+        (create_another, gpustore.MismatchError, "incompatible"),
+        (resize, gpustore.ConflictError, "its domain was"),
+        (delete, gpustore.NotFoundError, "does not exist"),
+    ],
+)
+def test_an_array_that_changes_is_an_error_of_the_next_epoch(
+    tmp_path, zarr_format, change, error, text
+):
+    path = str(tmp_path / "a.zarr")
+    created(path, zarr_format=zarr_format)
+    some = loader(path)
+    assert len([*some]) == 2
+    change(path, zarr_format=zarr_format)
+    with pytest.raises(error, match=f"Array 'cells' is not what was opened any more.*{text}") as e:
+        list(some)
+    assert e.value.key.endswith({2: ".zarray", 3: "zarr.json"}[zarr_format])
+
+
+def test_an_array_that_changed_before_the_first_epoch_is_an_error(tmp_path):
+    path = str(tmp_path / "a.zarr")
+    created(path)
+    some = loader(path)
+    resize(path)
+    with pytest.raises(gpustore.ConflictError, match="its domain was"):
+        list(some)
+
+
+def test_attributes_may_change(tmp_path):
+    path = str(tmp_path / "a.zarr")
+    created(path)
+    some = loader(path)
+    assert len([*some]) == 2
+    gpustore.open(path).result().attrs["note"] = "seen"
+    assert len([*some]) == 2
