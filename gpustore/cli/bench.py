@@ -1,10 +1,11 @@
-"""``gpustore bench``: speed of random crops of an array, and what makes them slow.
+"""``gpustore bench``: speed of random patches of an array, and what makes them slow.
 
-1. Read crops at random positions one after the other, for a few seconds.
-2. Read as many crops in groups by ``read_many``, which decodes each chunk of a group once.
-3. Print crops per second, bytes and decodes, and advice.
+1. Read patches at random positions one after the other, for a few seconds.
+2. Read as many patches in groups by ``read_many``, which decodes each chunk of a group once.
+3. Iterate over a loader of random patches, for as long.
+4. Print patches per second, bytes and decodes, the stage that limits, and advice.
 
-The same crops are read in both ways, so that files are in the page cache for the second.
+The first two read the same patches, so that files are in the page cache for the second.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.options import add_json_option, add_place_options, extents, integer
+from gpustore.cli.loader_speed import LoaderSpeed, measure_loader
+from gpustore.cli.options import add_json_option, add_place_options, extents, integer, nbytes
 from gpustore.cli.places import open_node, reading_context
 from gpustore.cli.screen import Screen
 from gpustore.display.extents import chunk_extents
@@ -39,30 +41,37 @@ _MANY = 4.0
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     command.description = (
-        "Reads crops at random positions, one by one and in groups by read_many, and "
-        "prints crops per second, bytes fetched, and how often chunks are decoded. Files that were "
-        "read before come from the page cache."
+        "Reads patches at random positions: one by one, in groups by read_many, and in batches of "
+        "a loader. Prints patches per second, bytes fetched, how often chunks are decoded, what "
+        "limits, and what would help. Files that were read before come from the page cache."
     )
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of the array")
     command.add_argument(
         "--patch",
         type=extents,
         metavar="N,N,...",
-        help="extents of a crop (default: 64 along the last three dimensions, 1 along others)",
+        help="extents of a patch (default: 64 along the last three dimensions, 1 along others)",
     )
     command.add_argument(
         "--group",
         type=integer(1, 100_000),
         default=32,
         metavar="N",
-        help="crops in one call of read_many (default: %(default)s)",
+        help="patches in one call of read_many (default: %(default)s)",
     )
     command.add_argument(
         "--seconds",
         type=integer(0, 3600),
         default=3,
         metavar="N",
-        help="time for single crops (default: %(default)s)",
+        help="time for single patches, and for the loader (default: %(default)s)",
+    )
+    command.add_argument(
+        "--window",
+        type=nbytes,
+        default="256 MiB",
+        metavar="SIZE",
+        help="decoded bytes of the loader's windows (default: %(default)s)",
     )
     command.add_argument(
         "--seed", type=integer(0, 2**63 - 1), default=0, metavar="N", help="seed of the positions"
@@ -75,21 +84,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Work of one way to read the crops.
+    """Work of one way to read patches.
 
     Attributes
     ----------
-    crops : int
+    patches : int
     seconds : float
     bytes_returned, bytes_fetched, bytes_decoded : int
-        Bytes of the crops, encoded bytes from the kvstore, decoded bytes.
+        Bytes of the patches, encoded bytes from the kvstore, decoded bytes.
     chunks : int
         Chunks that were decoded or found missing, each as often as that happened.
     missing : int
         Those that are not stored.
     """
 
-    crops: int
+    patches: int
     seconds: float
     bytes_returned: int
     bytes_fetched: int
@@ -98,9 +107,9 @@ class Measured:
     missing: int
 
     @property
-    def crops_per_second(self) -> float:
-        """Crops per second."""
-        return self.crops / max(self.seconds, 1e-9)
+    def patches_per_second(self) -> float:
+        """Patches per second."""
+        return self.patches / max(self.seconds, 1e-9)
 
     @property
     def decoded_per_byte(self) -> float:
@@ -121,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         store, shape, lambda: [_single(store, positions.draw(1), shape)], arguments.seconds
     )
     positions.rewind()
-    left = single.crops
+    left = single.patches
 
     def group() -> list[Any]:
         nonlocal left
@@ -131,8 +140,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     grouped = _measure(store, shape, group, None)
     positions.rewind()
-    touched = store.explain_many(positions.draw(single.crops), shape).chunks
+    touched = store.explain_many(positions.draw(single.patches), shape).chunks
     advice = advise(store, shape, single, grouped, touched, arguments.group)
+    loader = None
+    try:
+        loader = measure_loader(store, shape, arguments.window, arguments.seconds, arguments.seed)
+        advice += loader.advice
+    except gpustore.UnsupportedError as error:
+        advice.append(f"A loader does not read this: {error.text}.")
     if arguments.json:
         found = {
             "patch": shape,
@@ -141,23 +156,26 @@ def run(arguments: argparse.Namespace) -> int:
             "different_chunks": touched,
             "single": asdict(single),
             "grouped": asdict(grouped),
+            "window": arguments.window,
+            "loader": None if loader is None else asdict(loader),
             "advice": advice,
         }
         print(json.dumps(found, indent=2))
         return 0
     screen = Screen()
     screen.line(
-        f"{arguments.url}: {single.crops:,} crops of {format_shape(shape)} {store.dtype.name}, "
+        f"{arguments.url}: random patches of {format_shape(shape)} {store.dtype.name}, "
         f"read to {store.device}",
         style="bold",
     )
     rows = [
         _row("one by one", single, touched),
         _row(f"{arguments.group} by read_many", grouped, touched),
+        *([] if loader is None else [_loader_row(loader)]),
     ]
     columns = (
         "",
-        "crops/s",
+        "patches/s",
         "MB/s",
         "time\ns",
         "fetched",
@@ -165,6 +183,12 @@ def run(arguments: argparse.Namespace) -> int:
         "decodes of\na chunk",
     )
     screen.table(columns, rows)
+    if loader is not None:
+        stats = loader.stats
+        screen.line(
+            f"Loader: first batch after {loader.first_s:.3f} s; waited {stats['waited_s']:.2f} of "
+            f"{loader.seconds:.2f} s; limited by {stats['limited_by']}"
+        )
     for sentence in advice:
         screen.entry(("- ", "dim"), "", [sentence])
     return 0
@@ -174,7 +198,7 @@ def _row(name: str, measured: Measured, touched: int) -> tuple[str, ...]:
     rate = measured.bytes_returned / max(measured.seconds, 1e-9) / 1e6
     return (
         name,
-        f"{measured.crops_per_second:.4g}",
+        f"{measured.patches_per_second:.4g}",
         f"{rate:.4g}",
         f"{measured.seconds:.2f}",
         format_nbytes(measured.bytes_fetched),
@@ -183,8 +207,22 @@ def _row(name: str, measured: Measured, touched: int) -> tuple[str, ...]:
     )
 
 
+def _loader_row(measured: LoaderSpeed) -> tuple[str, ...]:
+    stats = measured.stats
+    seconds = max(measured.seconds, 1e-9)
+    return (
+        "loader",
+        f"{measured.patches / seconds:.4g}",
+        f"{measured.bytes_returned / seconds / 1e6:.4g}",
+        f"{measured.seconds:.2f}",
+        format_nbytes(stats["bytes_read"]),
+        f"{stats['bytes_decoded'] / max(1, measured.bytes_returned):.3g}",
+        f"{stats['decodes_per_chunk']:.3g}",
+    )
+
+
 def _patch(wanted: list[int] | None, store: gpustore.TensorStore) -> list[int]:
-    """Return the extents of a crop.
+    """Return the extents of a patch.
 
     Raises
     ------
@@ -192,7 +230,7 @@ def _patch(wanted: list[int] | None, store: gpustore.TensorStore) -> list[int]:
         They do not fit in the array.
     """
     if not store.rank or not all(store.shape):
-        raise CommandError("the array has no elements to crop, or no dimensions")
+        raise CommandError("the array has no elements, or no dimensions")
     if wanted is None:
         leading = max(0, store.rank - 3)
         return [1] * leading + [min(64, int(n)) for n in store.shape[leading:]]
@@ -203,13 +241,13 @@ def _patch(wanted: list[int] | None, store: gpustore.TensorStore) -> list[int]:
         )
     if any(n > extent for n, extent in zip(wanted, store.shape, strict=True)):
         raise CommandError(
-            f"crops of {format_shape(wanted)} do not fit in {format_shape(store.shape)}"
+            f"patches of {format_shape(wanted)} do not fit in {format_shape(store.shape)}"
         )
     return wanted
 
 
 class _Positions:
-    """Random positions of crops inside an array, the same again after :meth:`rewind`."""
+    """Random positions of patches inside an array, the same again after :meth:`rewind`."""
 
     def __init__(self, store: gpustore.TensorStore, shape: Sequence[int], seed: int) -> None:
         self._seed = seed
@@ -237,7 +275,7 @@ def _measure(
     seconds: int | None,
 ) -> Measured:
     """Read until the time is over, or `begin` has no more reads."""
-    nbytes = crops = 0
+    nbytes = patches = 0
     before = _counts()
     start = time.perf_counter()
     size = math.prod(shape)
@@ -246,13 +284,13 @@ def _measure(
         for future in futures:
             elements = future.result()
             nbytes += elements.nbytes
-            crops += elements.size // size
+            patches += elements.size // size
         if not futures or (seconds is not None and time.perf_counter() - start >= seconds):
             break
     taken = time.perf_counter() - start
     done = {name: count - before[name] for name, count in _counts().items()}
     return Measured(
-        crops,
+        patches,
         taken,
         nbytes,
         done["bytes_fetched"],
@@ -281,28 +319,30 @@ def advise(
     ----------
     store : TensorStore
     shape : sequence of int
-        Extents of a crop.
+        Extents of a patch.
     single, grouped : Measured
     touched : int
-        Number of different chunks that the crops touch.
+        Number of different chunks that the patches touch.
     group : int
-        Crops in one call.
+        Patches in one call.
     """
     sentences = []
     chunk = chunk_extents(store, "read_chunk")
-    faster = grouped.crops_per_second / max(single.crops_per_second, 1e-9)
-    if single.crops < 20:
-        sentences.append(f"Crops read: {single.crops}, too few for a speed; --seconds reads more.")
+    faster = grouped.patches_per_second / max(single.patches_per_second, 1e-9)
+    if single.patches < 20:
+        sentences.append(
+            f"Patches read: {single.patches}, too few for a speed; --seconds reads more."
+        )
     elif faster >= 1.2:
         sentences.append(
-            f"{group} crops in one call of read_many were {faster:.1f} times as fast as one by one."
+            f"{group} patches in a call of read_many were {faster:.1f} times as fast as one by one."
         )
     if grouped.decoded_per_byte >= _MANY:
         smaller = [max(1, min(c, n // 2 or 1)) for c, n in zip(chunk, shape, strict=True)]
         advice = f"`gpustore copy --chunks {','.join(map(str, smaller))}` makes smaller ones."
         sentences.append(
-            f"Each byte of a crop takes {grouped.decoded_per_byte:.1f} decoded bytes: chunks "
-            f"of {format_shape(chunk)} are large for crops of {format_shape(shape)}; "
+            f"Each byte of a patch takes {grouped.decoded_per_byte:.1f} decoded bytes: chunks "
+            f"of {format_shape(chunk)} are large for patches of {format_shape(shape)}; "
             f"{advice if smaller != list(chunk) else 'larger groups decode less.'}"
         )
     decodes = single.chunks / max(1, touched)

@@ -29,7 +29,7 @@ _COMMANDS = {
     "chunks": ("chunks", "map the stored and missing chunks of an array"),
     "verify": ("verify", "check that every stored chunk decodes"),
     "copy": ("copy", "copy an array or a group, re-chunked or re-encoded"),
-    "bench": ("bench", "measure the speed of random crops"),
+    "bench": ("bench", "measure the speed of random patches and of a loader"),
     "ls": ("keys", "list the names or keys below a URL"),
     "cat": ("keys", "print the value of a key"),
     "du": ("keys", "print the stored size below a URL"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from gpustore.display.nbytes import nbytes_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -63,6 +65,14 @@ def integer(smallest: int, largest: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def nbytes(text: str) -> int:
+    """Argument type: a size in bytes, such as ``256MiB``."""
+    try:
+        return nbytes_of(text, "size")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def index_expression(text: str) -> tuple[int | slice, ...]:

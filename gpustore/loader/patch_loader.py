@@ -377,6 +377,9 @@ class PatchLoader:
             ``cut_s`` : float
                 Seconds of cutting patches out of windows and converting their elements, in one
                 step.
+            ``cut_cpu_s`` : float
+                Seconds of CPU time of planning and cutting: fewer than theirs where other programs
+                have the CPU.
             ``convert_s`` : float
                 Seconds of making arrays of another library of batches.
             ``limited_by`` : {"storage", "decode", "cut", "consumer"} or None

@@ -117,6 +117,7 @@ def test_a_slow_program_limits(values):
         ("storage", {"stalled_cpu_s": 0.5}),
         ("storage", {"bytes_decoded": 1000}),
         ("decode", {}),
+        ("decode", {"stalled_cpu_s": 0.5, "cut_cpu_s": 0.5}),
         ("cut", {"plan_s": 4.0, "cut_s": 4.0}),
         ("cut", {"convert_s": 8.0}),
         ("consumer", {"used_s": 8.0}),
@@ -127,5 +128,6 @@ def test_the_stage_that_was_busy_longest_limits(stage, changed):
     found = {
         **{"read_s": 7.0, "plan_s": 0.1, "cut_s": 3.0, "convert_s": 1.0, "used_s": 4.0},
         **{"bytes_read": 1000, "bytes_decoded": 3000, "stalled_s": 5.0, "stalled_cpu_s": 4.0},
+        "cut_cpu_s": 3.1,
     }
     assert limiting_stage(found | changed) == stage
