@@ -96,10 +96,10 @@ ROUNDS_S = 0.5
 def measure(benchmark, request):
     """Run in rounds, note the speed, and return the last result.
 
-    Without `rounds` there are 5 to 25 of them, as many as fill half a second, and one round where
-    it takes more than 2 s. The result of a round is kept until the next has ended, so that two
-    rounds, the calls before them aside, may meet memory that the process did not have: fewer than
-    five rounds would have the time of these as their median.
+    Without `rounds` there are 9 to 25 of them, as many as fill half a second, and one round where
+    it takes more than 2 s. The result of a round is kept until the next has ended, so that some
+    rounds, the calls before them aside, may meet memory that the process did not have: of five
+    rounds three did, and their median was the time of these.
     """
 
     def run(function, *, nbytes, setup=None, rounds=None):
@@ -113,7 +113,7 @@ def measure(benchmark, request):
             begin = time.perf_counter()
             function(*args, **kwargs)
             seconds = time.perf_counter() - begin
-            rounds = 1 if seconds > 2 else max(5, min(25, int(ROUNDS_S / seconds)))
+            rounds = 1 if seconds > 2 else max(9, min(25, int(ROUNDS_S / seconds)))
             warmup_rounds = 0
         result = benchmark.pedantic(
             function, setup=setup, rounds=rounds, iterations=1, warmup_rounds=warmup_rounds
