@@ -157,9 +157,8 @@ def test_a_batch_is_one_launch_and_no_wait(host):
     with emulated() as device:
         store = there(host, device)
         arrays = {"image": store, "same": store}
-        loader = PatchLoader(
-            arrays, to="cupy", **plain(dtype={"image": "float32"}, layout={"same": "xzy"})
-        )
+        conversions = {"dtype": {"image": "float32"}, "layout": {"same": "xzy"}}
+        loader = PatchLoader(arrays, to="cupy", **plain(**conversions))
         with loader:
             batches = iter(loader)
             held = [next(batches)]
@@ -169,6 +168,12 @@ def test_a_batch_is_one_launch_and_no_wait(host):
         assert len(held) == 10
         assert (counts["launch"], counts["upload"], counts["download"]) == (9, 9, 0)
         assert counts["synchronize"] == 10  # At the end of the iteration, of uploads of tables.
+        host_arrays = {"image": host, "same": host}
+        expected = [*PatchLoader(host_arrays, **plain(**conversions))]
+        for batch, one in zip(held, expected, strict=True):
+            for name in arrays:
+                found = on_host(device, batch[name], device.caller_stream())
+                assert found.tobytes() == one[name].tobytes()
         windows = PatchLoader(
             store,
             to="cupy",
@@ -187,7 +192,43 @@ def test_a_batch_is_one_launch_and_no_wait(host):
         device.launch = counted
         assert len([*batches]) == cuts == 6
         assert windows.stats()["windows"] > 3
-        del held, store, arrays, loader, windows, batches
+        del held, batch, store, arrays, loader, windows, batches
+
+
+def test_the_host_waits_for_uploads_of_tables_that_are_far_behind(host):
+    with emulated() as device:
+        store = there(host, device)
+        loader = PatchLoader(store, to="cupy", **plain(batch_size=1))
+        batches = iter(loader)
+        held = [next(batches)]
+        before = device.counts.copy()
+        held += (next(batches) for _ in range(39))
+        counts = device.counts - before
+        assert (counts["launch"], counts["allocate_pinned"]) == (39, 15)
+        assert counts["synchronize"] == 39 - 15
+        assert [*batches] == []
+        del held, store, loader, batches
+
+
+def test_states_and_ranks_of_a_device_are_those_of_the_host(host):
+    options = plain(sampler=RandomPatches((8, 6, 4), per_epoch=40, window=4000))
+    with emulated() as device:
+        store = there(host, device)
+        explained = [PatchLoader(one, **options).explain() for one in (store, host)]
+        assert len({(one.windows, one.chunks, one.chunks_decoded) for one in explained}) == 1
+        for rank in range(2):
+            one = PatchLoader(host, dist=(rank, 2), **options)
+            other = PatchLoader(store, to="cupy", dist=(rank, 2), **options)
+            expected = [*one]
+            with other:
+                for number, _ in enumerate(other):
+                    if number == 2:
+                        break
+                del _
+            again = PatchLoader(store, to="cupy", dist=(rank, 2), **options)
+            again.load_state_dict(other.state_dict())
+            assert_same(batches_of(again, device), expected[3:])
+        del store, other, again
 
 
 def test_batches_are_ready_in_the_order_of_the_stream(host):
@@ -223,6 +264,7 @@ def test_second_epoch_of_a_resident_array_asks_for_nothing(host):
         loader = PatchLoader(store, to="cupy", **options)
         assert_same(batches_of(loader, device), [*expected])
         first = loader.stats()
+        assert first["chunks_decoded"] == 3 * 3 * 2  # Also those that two windows have.
         assert first["bytes_read"] > 0
         before = device.counts.copy()
         assert_same(batches_of(loader, device), [*expected])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpustore
+from gpustore.loader import PatchLoader, RandomPatches
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
 
@@ -329,3 +330,25 @@ def test_a_damaged_shard_is_named(tmp_path, gpu):
     path = tmp_path / "c/1/2"
     path.write_bytes(path.read_bytes()[:-9])
     check_damage(spec, elements, gpu)
+
+
+@pytest.mark.parametrize("edge", ["reflect", "fill"])
+@pytest.mark.parametrize("chain", ["raw", "zstd", "shards"])
+def test_batches_of_a_loader_are_those_of_the_host(gpu, tmp_path, chain, edge):
+    """In the order of the caller's stream: all are held until the end, then copied."""
+    spec, _ = create(tmp_path, chain)
+    host = gpustore.open(spec, device="cpu").result()
+    there = gpustore.open(spec, device=gpu.name).result()
+    sampler = RandomPatches((9, 14), per_epoch=50, window=4000, edge=edge)
+    options = {"sampler": sampler, "batch_size": 8, "layout": "xcy"}
+    for more in ({}, {"dtype": "float16"}, {"normalize": (7, 3000)}):
+        expected = [*PatchLoader(host, **options, **more)]
+        with PatchLoader(there, to="cupy", **options, **more) as loader:
+            found = [*loader]
+        for one, other in zip(found, expected, strict=True):
+            image = gpu.on_stream(one["image"])
+            assert image.dtype == other["image"].dtype
+            assert image.tobytes() == other["image"].tobytes()
+            assert np.array_equal(one["origin"], other["origin"])
+        del found, one
+    del there, loader
