@@ -101,15 +101,18 @@ def bit_unshuffle_launches(
 def _launches(
     kernel: str, src: ArrayLike, dst: ArrayLike, nbytes: ArrayLike, typesize: ArrayLike
 ) -> list[KernelLaunch]:
-    src, dst, nbytes, typesize = np.broadcast_arrays(
-        *(np.asarray(column, np.int64) for column in (src, dst, nbytes, typesize))
+    src, dst, nbytes, typesize = (
+        np.asarray(column, np.int64) for column in (src, dst, nbytes, typesize)
     )
+    if typesize.ndim == 0:
+        typesize = np.full(len(src), typesize)
     elements = nbytes // typesize
     of_bits = kernel.startswith("bit")
     shuffled = (elements > 0) & ((elements % 8 == 0) if of_bits else (typesize > 1))
     # Bytes that are only copied: those behind the last element, or a whole block.
     begin = np.where(shuffled, elements * typesize, 0)
-    launches = stream_launches(src + begin, dst + begin, nbytes - begin)
+    rest = nbytes - begin
+    launches = stream_launches(src + begin, dst + begin, rest) if rest.any() else []
     # Fast kernels read or write planes bytewise, or in words; elements several at a time.
     planes, whole = (src, dst) if "un" in kernel else (dst, src)
     fast = np.zeros(len(src), np.bool_)
@@ -140,10 +143,12 @@ def _launch(
 ) -> list[KernelLaunch]:
     if not chosen.any():
         return []
-    table = np.zeros(int(chosen.sum()), SHUFFLED_BLOCK)
-    table["src"], table["dst"] = src[chosen], dst[chosen]
-    table["elements"], table["typesize"] = elements[chosen], typesize[chosen]
+    if not chosen.all():
+        src, dst, elements, typesize = src[chosen], dst[chosen], elements[chosen], typesize[chosen]
+    table: NDArray[np.void] = np.empty(len(src), SHUFFLED_BLOCK)
+    table["src"], table["dst"] = src, dst
+    table["elements"], table["typesize"] = elements, typesize
     tile = _ANY_BYTE_TILE if kernel.endswith("_any") else _BYTE_TILE
     tile = _BIT_TILE if kernel.startswith("bit") else tile
-    table["first_tile"], blocks = first_tiles(-(-elements[chosen] // tile))
+    table["first_tile"], blocks = first_tiles(-(-elements // tile))
     return [KernelLaunch("shuffle", expression, blocks, table)]
