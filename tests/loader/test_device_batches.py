@@ -264,7 +264,8 @@ def test_second_epoch_of_a_resident_array_asks_for_nothing(host):
         loader = PatchLoader(store, to="cupy", **options)
         assert_same(batches_of(loader, device), [*expected])
         first = loader.stats()
-        assert first["chunks_decoded"] == 3 * 3 * 2  # Also those that two windows have.
+        # Of those that two windows have some may be decoded while the pool has them not yet.
+        assert 3 * 3 * 2 <= first["chunks_decoded"] <= expected.stats()["chunks_decoded"]
         assert first["bytes_read"] > 0
         before = device.counts.copy()
         assert_same(batches_of(loader, device), [*expected])
