@@ -8,9 +8,10 @@
 [(4, 2, 2), (4, 2, 2)]
 """
 
+from gpustore.loader.explanation import LoaderExplanation
 from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.patch_loader import PatchLoader
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.stitching import stitch
 
-__all__ = ["GridPatches", "PatchLoader", "RandomPatches", "stitch"]
+__all__ = ["GridPatches", "LoaderExplanation", "PatchLoader", "RandomPatches", "stitch"]
