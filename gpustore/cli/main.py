@@ -9,9 +9,13 @@ are the libraries of the extra ``cli``: help takes no longer than Python's start
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import re
 import sys
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Never
 
 import gpustore
@@ -19,7 +23,7 @@ from gpustore import registry
 from gpustore.cli.failure import CommandError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 _COMMANDS = {
@@ -38,6 +42,9 @@ _COMMANDS = {
 }
 """Module of each command, and its line in the list of commands."""
 
+
+_ASCII = dict(zip("│├└─━·░▒▓█✓µ•…", "||`--.:=*#+u*.", strict=True))
+"""Characters of tables, trees and maps as ASCII has them, for terminals of other encodings."""
 
 _NO_NEWS = 'Error opening "auto" driver: '
 """Beginning of messages that says nothing to who named no driver."""
@@ -68,8 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             words = sys.argv[1:] if argv is None else argv
-            arguments = _parser(words).parse_args(words)
-            code: int = arguments.run(arguments)
+            with _any_terminal():
+                arguments = _parser(words).parse_args(words)
+                code: int = arguments.run(arguments)
         finally:
             # Here, because at exit nobody could catch what this raises.
             sys.stdout.flush()
@@ -89,6 +97,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandError, OSError, MemoryError) as error:
         return _fail(f"error: {error or type(error).__name__}", 1)
     return code
+
+
+@contextmanager
+def _any_terminal() -> Iterator[None]:
+    """Write in ASCII what an encoding lacks, and warnings on one line, during a command."""
+    codecs.register_error("gpustore", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="gpustore")
+    before = warnings.formatwarning
+    warnings.formatwarning = _warning_text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?") for char in lacking), error.end
+
+
+def _warning_text(message: Warning | str, *_: object) -> str:
+    return f"gpustore: warning: {printable(' '.join(str(message).split()))}\n"
 
 
 def _fail(text: str, code: int) -> int:

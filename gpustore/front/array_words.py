@@ -96,21 +96,23 @@ def are_names(names: Any) -> TypeGuard[list[str]]:
     )
 
 
-def array_of(data: Any) -> Any:
-    """Return an array in memory as it is, lists as an ndarray, any other array as a
-    :class:`~gpustore.sources.base.Source` of regions.
+def array_of(data: Any, dtype: Any = None) -> Any:
+    """Return an array in memory as it is, any other array as a
+    :class:`~gpustore.sources.base.Source` of regions, and lists as an ndarray of type `dtype`.
 
     Raises
     ------
     TypeError
-        If elements of a masked array are masked.
+        If elements of a masked array are masked, or numbers are not of the type.
     """
     if _is_in_memory(data):
         check_mask(data)
         return data
     if (hasattr(data, "shape") and hasattr(data, "dtype")) or hasattr(data, "__dlpack__"):
         return registry.public("sources.array_like", "of_object")(data)
-    return np.asarray(data)
+    wanted = None if dtype is None else DataType(dtype).array_dtype
+    # The type of strings of a fixed length does not tell the length.
+    return np.asarray(data) if wanted is None or wanted.kind in "SV" else converted(data, wanted)
 
 
 def check_mask(array: Any) -> None:

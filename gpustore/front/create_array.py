@@ -149,7 +149,7 @@ def save(
     >>> store.domain.labels
     ('y', 'x')
     """
-    source = array_of(array)
+    source = array_of(array, constraints.get("dtype"))
     if chunks is None and "chunk_layout" not in constraints and source.dtype.itemsize:
         elements = max(1, _CHUNK_NBYTES // source.dtype.itemsize)
         constraints["chunk_layout"] = ChunkLayout(chunk_elements_soft_constraint=elements)

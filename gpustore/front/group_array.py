@@ -100,7 +100,7 @@ class MemberArray:
             raise MetadataError("an array needs a path below the root of its hierarchy")
         check_node_names(path, hierarchy.zarr_format)
         if data is not None:
-            data = array_of(data)
+            data = array_of(data, constraints.get("dtype"))
             constraints = with_shape_of(data, constraints)
         given = json_attributes(attributes or {})
         names = given.get(DIMENSIONS_V2)

@@ -165,7 +165,7 @@ def open(
         "device": device,
     }
     if data is not None:
-        data = array_of(data)
+        data = array_of(data, dtype)
         given = with_shape_of(data, given)
     given = {name: value for name, value in given.items() if value is not None}
     if given:

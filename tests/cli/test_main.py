@@ -1,13 +1,16 @@
 """The entry point: help, version, failures."""
 
+import io
 import os
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
 
 import gpustore
-from gpustore.cli.main import _COMMANDS
+from gpustore.cli.main import _COMMANDS, main
 from tests.matrix import each
 
 COMMAND = [sys.executable, "-c", "from gpustore.cli.main import main; raise SystemExit(main())"]
@@ -43,6 +46,32 @@ def test_typos_name_what_is_like_them(gpustore_command, tmp_path):
     assert err == (
         f'gpustore: error: there is nothing at local file "{place}"; did you mean "study.zarr"?\n'
     )
+
+
+def test_other_encodings_show_trees_maps_and_names(tmp_path, monkeypatch):
+    group = gpustore.open_group(tmp_path, create=True).result()
+    for name in ("ä", "b"):
+        group.create_array(name, dtype="int8", shape=[2], chunks=[1], data=[0, 1]).result()
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="ascii"))
+    assert [main(["tree", str(tmp_path)]), main(["chunks", str(tmp_path / "b")])] == [0, 0]
+    lines = out.getvalue().decode("ascii").splitlines()
+    assert lines[1].startswith("|-- b  2 int8")
+    assert lines[2].startswith("`-- ?  2 int8")
+    assert lines[-2:] == [". not stored   :=*# stored, by size", "0  .#"]
+
+
+def test_warnings_are_one_line(tmp_path, monkeypatch):
+    before, texts = warnings.formatwarning, []
+
+    def copy(*_, **__):
+        texts.append(warnings.formatwarning(UserWarning("a\nb"), UserWarning, "x.py", 1))
+
+    monkeypatch.setattr("gpustore.copy", copy)
+    np.save(tmp_path / "a.npy", [1, 2])
+    assert main(["copy", str(tmp_path / "a.npy"), str(tmp_path / "b"), "--quiet"]) == 0
+    assert texts == ["gpustore: warning: a b\n"]
+    assert warnings.formatwarning is before
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["info"], ["--nonsense"]], ids=str)

@@ -87,7 +87,7 @@ def test_save_chooses_chunks_of_a_mebibyte(tmp_path):
 @pytest.mark.parametrize(
     ("data", "words", "error", "message"),
     [
-        ([1, 2], {"dtype": "i2"}, TypeError, "the rule 'safe'"),
+        (np.array([1, 2]), {"dtype": "i2"}, TypeError, "the rule 'safe'"),
         (VALUES, {"shape": (10, 13)}, gpustore.MismatchError, "source dimension 1"),
         (VALUES, {"shape": (12,)}, gpustore.MismatchError, "has no target dimension"),
         (np.array(["a", 1], object), {}, gpustore.MetadataError, 'dtype="ustring"'),
@@ -110,6 +110,18 @@ def test_elements_are_broadcast_to_a_shape_that_is_given():
     store = gpustore.save("memory://x/", np.float32(3), shape=(2, 3), dtype="f8", chunks=np.int8(2))
     assert (store.shape, store.dtype, store.numpy[1, 2]) == ((2, 3), "float64", 3)
     assert gpustore.save("memory://y/", [[1, 2]], shape=(3, 2), chunks=np.array([1, 2])).shape
+
+
+def test_lists_are_of_the_type_that_is_given():
+    store = gpustore.save("memory://x/", [1, 2], dtype="i2")
+    assert (store.dtype, *store.numpy[:]) == ("int16", 1, 2)
+    group = gpustore.open_group("memory://g/", create=True).result()
+    assert group.create_array("x", data=[[1.5]], dtype="f4").result().numpy[0, 0] == 1.5
+    assert [*gpustore.save("memory://y/", ["a", "bc"], dtype=str).numpy[:]] == ["a", "bc"]
+    with pytest.raises(TypeError, match="by round"):
+        gpustore.save("memory://z/", [1.5], dtype="i2")
+    with pytest.raises(OverflowError):
+        gpustore.save("memory://z/", [300], dtype="u1")
 
 
 @pytest.mark.parametrize("shape", [6, np.int64(6)])
