@@ -12,6 +12,8 @@ import pytest
 import gpustore
 from gpustore.loader import PatchLoader, RandomPatches
 from gpustore.loader.statistics import limiting_stage
+from tests.emulator import host_build
+from tests.on_device import emulated
 
 SHAPE = (32, 32, 32)
 
@@ -131,3 +133,19 @@ def test_the_stage_that_was_busy_longest_limits(stage, changed):
         "cut_cpu_s": 3.1,
     }
     assert limiting_stage(found | changed) == stage
+
+
+@pytest.mark.skipif(host_build.COMPILER is None, reason="no C++ compiler")
+def test_on_a_device_the_same_is_counted_and_explained(values, tmp_path):
+    store = gpustore.save(str(tmp_path), values, chunks=(8, 8, 8), codec="zstd")
+    expected = run(loader_of(store))
+    with emulated() as device:
+        there = gpustore.open(store.spec(), device=device.name).result()
+        with loader_of(there, to="cupy") as loader:
+            explained = loader.explain()
+            found = run(loader)
+        del there, loader
+    names = "batches", "patches", "windows", "bytes_decoded", "chunks_decoded", "decodes_per_chunk"
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+    assert explained.chunks_decoded == found["chunks_decoded"]
+    assert explained.bytes_read >= found["bytes_read"]
