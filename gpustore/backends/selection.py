@@ -74,6 +74,15 @@ _lock = threading.Lock()
 _backends: dict[tuple[str, int | None, str], Any] = {}
 
 
+def _after_fork() -> None:
+    """Make a lock that no thread of the parent process holds."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _backend(
     kind: str, ordinal: int | None, allocator: str, make: Callable[[int | None, str], Any]
 ) -> Any:

@@ -5,6 +5,8 @@ just enough to be asked for a device.
 """
 
 import importlib
+import os
+import signal
 import sys
 import types
 
@@ -255,3 +257,18 @@ def test_errors_of_cuda_by_number(cupy, status, kind, is_lost):
     with pytest.raises(kind, match="what it says"):
         device.memory()
     assert (device.failure is not None) == is_lost
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_child_of_a_fork_waits_for_no_thread_of_its_parent():
+    with emulated() as device, selection._lock:  # As if another thread were to start a device.
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            try:
+                select_backend(parse_device(device.name))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -16,7 +16,6 @@ import json
 import logging
 import math
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self
@@ -76,7 +75,6 @@ class CodecPipeline(_Base):
         self._metadata = metadata
         self._store = store
         self._python: _Base = create_codec_pipeline(metadata)
-        self._lock = threading.Lock()
         self._opened: dict[Any, gpustore.TensorStore] = {}
         self._prefix: str | None = None
         self._dtype = metadata.dtype.to_native_dtype()
@@ -319,10 +317,10 @@ class CodecPipeline(_Base):
         except gpustore.GpustoreError as error:
             self.reason = f"gpustore does not open the array: {error}"
             raise _LeftError(self.reason) from error
-        with self._lock:
-            while len(self._opened) >= _MOST_OPEN:
-                del self._opened[next(iter(self._opened))]
-            self._opened[key] = found
+        # Without a lock, which a forked process might find held.
+        for oldest in list(self._opened)[: 1 - _MOST_OPEN]:
+            self._opened.pop(oldest, None)
+        self._opened[key] = found
         return found
 
 
