@@ -65,10 +65,11 @@ class DeviceBatches:
         for one in arrays:
             conversion = conversions[one.name]
             if not can_cut(one.dtype, conversion.dtype, is_scaled=conversion.scale is not None):
+                done = "converted" if conversion.scale is None else "normalised"
                 raise gpustore.UnsupportedError(
-                    f"array {one.name!r} of {one.store.dtype.name} becomes no {conversion.dtype} "
-                    f"on {one.store.device}; read it as another type first, such as "
-                    'gpustore.cast(store, "float32")'
+                    f"array {one.name!r} of {one.store.dtype.name} is not {done} to "
+                    f"{conversion.dtype} on {one.store.device}; read it as another type first, "
+                    'such as gpustore.cast(store, "float32")'
                 )
             library_arrays(self._shared, conversion.dtype)
 

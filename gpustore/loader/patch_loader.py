@@ -47,6 +47,10 @@ class PatchLoader:
     once an epoch: a window of neighbouring patches is read at once, and the next one while batches
     of the last are used. A thread makes batches ahead; no worker process is needed.
 
+    Of arrays that are read to a GPU, batches are made there by one launch each, on the stream that
+    is current when a batch is asked for: later work of that stream runs behind it, and the host
+    does not wait. Memory of a batch is free, in the order of that stream, once nobody refers to it.
+
     PyTorch's ``DataLoader(loader, batch_size=None)`` gives the same batches, also with workers,
     each of which makes some of them, and so reads most windows. Workers begin each epoch with a
     copy of this loader: call :meth:`set_epoch` before, as for PyTorch's ``DistributedSampler``.

@@ -439,8 +439,10 @@ def test_arrays_that_make_no_batches_on_a_device_are_refused(host):
         with pytest.raises(gpustore.MismatchError, match="volume 1 is read to cpu"):
             PatchLoader([{"a": store}, {"a": host}], **options)
         floats = gpustore.cast(store, "float32")
-        with pytest.raises(gpustore.UnsupportedError, match="'image' of float32 becomes no int32"):
+        with pytest.raises(gpustore.UnsupportedError, match="of float32 is not converted to int32"):
             PatchLoader(floats, dtype="int32", **options)
+        with pytest.raises(gpustore.UnsupportedError, match="not normalised to complex64"):
+            PatchLoader(store, dtype="complex64", normalize=(0, 1), **options)
         with pytest.raises(gpustore.LimitError, match="2 batches"):
             PatchLoader(store, memory="1 kB", **options)
         del store, floats
