@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import gpustore
 from gpustore.cli import group_info
-from gpustore.cli.ome import Image, find_image
+from gpustore.cli.ome import find_image, line_of, scale_text
 from gpustore.cli.options import add_json_option, add_place_options
 from gpustore.cli.places import open_node, reading_context
 from gpustore.cli.screen import Screen
@@ -24,6 +24,8 @@ from gpustore.display.text import shortened
 
 if TYPE_CHECKING:
     import argparse
+
+    from gpustore.ome.multiscale import Multiscale
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         facts = info.to_json()
         if image is not None:
-            facts["ome_scale"] = image.levels[level]
+            facts["ome_scale"] = list(image.levels[level].scale)
         if arguments.explain:
             facts["explanation"] = store.explain().to_json()
             facts["write_explanation"] = store.explain_write().to_json()
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         whole = "attributes", "\n".join(texts)
         pairs = [whole if pair[0] == "attributes" else pair for pair in pairs]
     if image is not None:
-        pairs.insert(2, ("scale", f"{image.scale_text(level)} ({image})"))
+        pairs.insert(2, ("scale", f"{scale_text(image, level)} ({line_of(image)})"))
     screen = Screen()
     screen.facts(arguments.url, pairs)
     if arguments.explain:
@@ -90,7 +92,7 @@ def _open(arguments: argparse.Namespace) -> gpustore.TensorStore | gpustore.Grou
         return open_node(arguments.url, arguments, context, device="cpu")
 
 
-def _image(store: gpustore.TensorStore) -> tuple[Image, str] | None:
+def _image(store: gpustore.TensorStore) -> tuple[Multiscale, str] | None:
     """Find the image in OME-Zarr that has the array as a level, in the two folders above it."""
     kvstore = store.kvstore
     path = kvstore.path.rstrip("/") if kvstore is not None else ""

@@ -1,108 +1,130 @@
-"""OME-Zarr metadata, as far as commands show them: axes, levels and scales of an image.
+"""OME-Zarr images as commands show them: in a line, as facts, and in the colours of their channels.
 
-Attributes come from files of others: what does not have the expected form is left out.
+Attributes come from files of others: what is not as the specification has it is no image here.
 
-Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales" metadata.
+Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales" and "omero" metadata.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-_SYMBOLS = {
-    "angstrom": "Å", "nanometer": "nm", "micrometer": "µm", "millimeter": "mm",
-    "centimeter": "cm", "meter": "m", "microsecond": "µs", "millisecond": "ms", "second": "s",
-    "minute": "min", "hour": "h",
-}  # fmt: skip
+import numpy as np
 
+import gpustore
+from gpustore.cli.picture import contrast_of, numbers_of
+from gpustore.display.text import format_nbytes, format_shape
+from gpustore.ome.image import Image
+from gpustore.ome.multiscale import Multiscale, multiscale, ome_of
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image of several levels.
-
-    Attributes
-    ----------
-    version : str
-        Version of OME-NGFF, empty where it is not stated.
-    axes : tuple of (str, str)
-        Name and unit of each axis; empty where an axis has none.
-    levels : mapping of str to tuple of float or None
-        Scale along each axis of each level, by path of the array; None where it is not known.
-    """
-
-    version: str
-    axes: tuple[tuple[str, str], ...]
-    levels: Mapping[str, tuple[float, ...] | None]
-
-    def scale_text(self, path: str) -> str:
-        """Format the scale of a level, without axes that have neither unit nor step.
-
-        >>> image = Image("", (("c", ""), ("y", "micrometer")), {"0": (1.0, 0.5)})
-        >>> image.scale_text("0")
-        'y 0.5 µm'
-        """
-        scale = self.levels[path]
-        if scale is None:
-            return "unknown"
-        parts = [
-            f"{name} {step:g} {_SYMBOLS.get(unit, unit)}".rstrip()
-            for (name, unit), step in zip(self.axes, scale, strict=True)
-            if unit or step != 1
-        ]
-        return ", ".join(parts) or "1 along each axis"
-
-    def __str__(self) -> str:
-        names = "".join(name for name, _ in self.axes)
-        if any(len(name) != 1 for name, _ in self.axes):
-            names = " ".join(name for name, _ in self.axes)
-        version = f" {self.version}" if self.version else ""
-        count = len(self.levels)
-        return f"OME-Zarr{version}, axes {names}, {count} level{'s' * (count != 1)}"
+if TYPE_CHECKING:
+    from gpustore.cli.picture import Pixels
 
 
-def find_image(attributes: Mapping[str, Any]) -> Image | None:
+def find_image(attributes: Mapping[str, Any]) -> Multiscale | None:
     """Return the first image that the attributes of a group describe, None if there is none."""
-    ome = attributes.get("ome")
-    ome = ome if isinstance(ome, dict) else attributes
     try:
-        one = ome["multiscales"][0]
-        described = one["axes"] if "axes" in one else one["coordinateSystems"][0]["axes"]
-        axes = tuple((str(axis["name"]), str(axis.get("unit") or "")) for axis in described)
-        outer = _scale(one.get("coordinateTransformations") or (), len(axes))
-        levels = {
-            str(level["path"]): _product(
-                _scale(level.get("coordinateTransformations") or (), len(axes)), outer
+        version, ome = ome_of(attributes, "attributes: ")
+        return multiscale(ome, version, "attributes: ") if "multiscales" in ome else None
+    except gpustore.GpustoreError:
+        return None
+
+
+def line_of(image: Multiscale) -> str:
+    """Describe an image in one line.
+
+    >>> axes = [{"name": name, "type": "space"} for name in "yx"]
+    >>> one = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 2]}]}
+    >>> line_of(find_image({"multiscales": [{"axes": axes, "datasets": [one]}]}))
+    'OME-Zarr 0.4, axes yx, 1 level'
+    """
+    names = [axis.name for axis in image.axes]
+    joined = "".join(names) if all(len(name) == 1 for name in names) else " ".join(names)
+    count = len(image.levels)
+    return f"OME-Zarr {image.version}, axes {joined}, {count} level{'s' * (count != 1)}"
+
+
+def scale_text(image: Multiscale, path: str) -> str:
+    """Format the scale of a level, without axes that have neither unit nor step."""
+    parts = [
+        f"{axis.name} {step:g} {axis.unit.symbol if axis.unit else ''}".rstrip()
+        for axis, step in zip(image.axes, image.levels[path].scale, strict=True)
+        if axis.unit or step != 1
+    ]
+    return ", ".join(parts) or "1 along each axis"
+
+
+def facts_of(group: gpustore.Group) -> list[tuple[str, str]]:
+    """Return levels, channels and label images of an image; nothing is listed.
+
+    Raises
+    ------
+    GpustoreError
+        If a member is not as the specification has it.
+    """
+    image = Image.of_group(group)
+    found = find_image(group.attrs)
+    assert found is not None  # Image.of_group has parsed the same.
+    facts = []
+    for level in image.levels:
+        store = level.store
+        facts.append(
+            (
+                f"level {level.path}",
+                f"{format_shape(store.shape)} {store.dtype.name}, "
+                f"{scale_text(found, level.path)}, {format_nbytes(store.nbytes)}",
             )
-            for level in one["datasets"]
-        }
-        version = ome.get("version") or one.get("version") or ""
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        )
+    if any(image.channels):
+        facts.append(("channels", ", ".join(image.channels)))
+    if len(image.labels):
+        facts.append(("labels", ", ".join(image.labels)))
+    return facts
+
+
+def composed(
+    group: gpustore.Group, planes: Sequence[np.ndarray[Any, Any]]
+) -> tuple[Pixels, str] | None:
+    """Return the planes of all channels in their colours, and what is shown.
+
+    Parameters
+    ----------
+    group : Group
+        Group of an image.
+    planes : sequence of ndarray
+        Plane of each channel.
+
+    Returns
+    -------
+    pixels : ndarray of uint8, shape (height, width, 3)
+        Each channel from the start of its window, black, to the end, its full colour; channels
+        that are not active are left out, all are added.
+    text : str
+        Names, colours and windows.
+    None
+        If the image states no colours of so many channels.
+    """
+    omero = Image.of_group(group).omero
+    if omero is None or len(omero.channels) != len(planes):
         return None
-    return Image(str(version), axes, levels) if levels else None
-
-
-def _scale(transformations: Iterable[Mapping[str, Any]], rank: int) -> tuple[float, ...] | None:
-    """Return the product of all scales; None if there is anything but scales and translations."""
-    scale: tuple[float, ...] | None = (1.0,) * rank
-    for one in transformations:
-        if one["type"] == "scale":
-            scale = _product(scale, _numbers(one["scale"], rank))
-        elif one["type"] == "sequence":
-            scale = _product(scale, _scale(one["transformations"], rank))
-        elif one["type"] not in ("translation", "identity"):
-            return None
-    return scale
-
-
-def _numbers(values: Sequence[Any], rank: int) -> tuple[float, ...] | None:
-    return tuple(map(float, values)) if len(values) == rank else None
-
-
-def _product(
-    one: tuple[float, ...] | None, other: tuple[float, ...] | None
-) -> tuple[float, ...] | None:
-    if one is None or other is None:
+    channels = omero.channels
+    if any(channel.color is None for channel in channels):
         return None
-    return tuple(a * b for a, b in zip(one, other, strict=True))
+    total = np.zeros((*planes[0].shape, 3))
+    shown = []
+    for channel, plane in zip(channels, planes, strict=True):
+        if not channel.active:
+            continue
+        numbers = numbers_of(plane)
+        window = channel.window
+        start, end = contrast_of(numbers) if window is None else (window.start, window.end)
+        if not start < end:
+            start, end = contrast_of(numbers)
+        share = np.nan_to_num(((numbers - start) / (end - start)).clip(0, 1))
+        color = channel.color or "FFFFFF"
+        rgb = [int(color[at : at + 2], 16) for at in (0, 2, 4)]
+        total += share[..., None] * rgb
+        shown.append(f"{channel.name or 'channel'} #{color} {start:g} to {end:g}")
+    pixels: Pixels = (total.clip(0, 255) + 0.5).astype(np.uint8)
+    return pixels, ", ".join(shown)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError, print_not_counted
-from gpustore.cli.ome import Image, find_image
+from gpustore.cli.ome import find_image, line_of, scale_text
 from gpustore.cli.options import add_json_option, add_place_options, integer
 from gpustore.cli.places import open_node, reading_context
 from gpustore.cli.screen import Screen
@@ -23,6 +23,8 @@ from gpustore.display.text import format_nbytes, format_shape
 
 if TYPE_CHECKING:
     import argparse
+
+    from gpustore.ome.multiscale import Multiscale
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -58,7 +60,7 @@ class Entry:
         None for a member that cannot be read.
     facts : dict
         Facts as JSON.
-    image : Image or None
+    image : Multiscale or None
         Image in OME-Zarr that a group is.
     members : dict of str to Entry
         Members of a group by name.
@@ -67,7 +69,7 @@ class Entry:
     name: str
     kind: str | None
     facts: dict[str, Any] = field(default_factory=dict)
-    image: Image | None = None
+    image: Multiscale | None = None
     members: dict[str, Entry] = field(default_factory=dict)
 
     def all(self) -> Iterator[Entry]:
@@ -133,7 +135,7 @@ def _of_array(store: gpustore.TensorStore, name: str) -> Entry:
 def _of_group(group: gpustore.Group, name: str, depth: int | None) -> Entry:
     root = Entry(name, "group", {"format": f"Zarr v{group.zarr_format}"}, find_image(group.attrs))
     if root.image is not None:
-        root.facts["ome"] = str(root.image)
+        root.facts["ome"] = line_of(root.image)
     for path, node in group.walk(depth):
         parent, _, last = path.rpartition("/")
         above = root
@@ -149,7 +151,7 @@ def _of_node(name: str, node: gpustore.Node) -> Entry:
             raise node.error
         if node.is_group:
             image = find_image(node.attributes)
-            return Entry(name, "group", {} if image is None else {"ome": str(image)}, image)
+            return Entry(name, "group", {} if image is None else {"ome": line_of(image)}, image)
         nbytes = math.prod(node.shape) * node.dtype.itemsize
         facts: dict[str, Any] = {"shape": list(node.shape), "dtype": _dtype_name(node)}
         facts |= {"chunk": _chunk(node), "is_sharded": _is_sharded(node), "nbytes": nbytes}
@@ -247,7 +249,7 @@ def _lines(root: Entry) -> Iterator[_Line]:
         yield _Line(before, entry.name, style, _about(entry, scale), below)
         image = entry.image
         for number, (name, one) in enumerate(reversed(entry.members.items())):
-            within = None if image is None or name not in image.levels else image.scale_text(name)
+            within = None if image is None or name not in image.levels else scale_text(image, name)
             branch, further = ("├── ", "│   ") if number else ("└── ", "    ")
             stack.append((one, indent + branch, indent + further, within))
 

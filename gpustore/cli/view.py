@@ -4,7 +4,8 @@
 2. Choose the slice: ``--index``, or the middle of all dimensions but the last two.
 3. Read every n-th element along both dimensions, as many as the picture has pixels: chunks without
    one of them are not read.
-4. Stretch the contrast between two percentiles, or over ``--range``, and draw.
+4. Stretch the contrast between two percentiles, or over ``--range``, and draw. Channels of an image
+   in OME-Zarr are added in their colours, each between the ends of its window.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.ome import find_image
+from gpustore.cli.ome import composed, find_image
 from gpustore.cli.options import add_place_options, index_expression, integer, value_range
 from gpustore.cli.picture import (
     contrast_of,
@@ -50,7 +51,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Shows a slice of an array in the terminal, or writes it to a PNG file. "
         "Large slices are shown with every n-th element; only the chunks that hold one of these "
-        "are read. Of an image in OME-Zarr the level is chosen that has just enough pixels."
+        "are read. Of an image in OME-Zarr the level is chosen that has just enough pixels, and "
+        "its channels are shown together, in their colours, each over its window of contrast."
     )
     command.add_argument(
         "url", metavar="URL_OR_PATH", help="URL or path of an array, or of an image in OME-Zarr"
@@ -90,27 +92,37 @@ def run(arguments: argparse.Namespace) -> int:
     node = open_node(
         arguments.url, arguments, reading_context(arguments), field=arguments.field, read=True
     )
-    store, name = node, arguments.url
-    if isinstance(store, gpustore.Group):
-        store, name = _level(store, name, width, height)
+    group = None
+    if isinstance(node, gpustore.Group):
+        group = node
+        store, name = _level(group, arguments.url, width, height)
+    else:
+        store, name = node, arguments.url
     if Elements.of(store).fields:
         names = ", ".join(field.name for field in Elements.of(store).fields)
         raise CommandError(f"{name} holds records: choose one of their fields by --field: {names}")
-    chosen = choose(arguments.index, store.shape, store.dtype.name)
-    strided = _strided(chosen, width, height)
-    elements = np.asarray(store.numpy[tuple(map(_subscript, strided))])
-    if not elements.ndim:
-        if arguments.png is not None:
-            raise CommandError(f"the slice is one element, not a picture: {elements}")
-        screen.line(str(elements))
-        return 0
-    is_colour = sum(isinstance(one, range) for one in strided) == 3
-    pixels, shown = _pixels(elements, arguments.range, is_colour=is_colour)
+    by_itself = arguments.index is None and arguments.range is None
+    found = _channels(group, store, width, height) if group is not None and by_itself else None
+    if found is None:
+        chosen = choose(arguments.index, store.shape, store.dtype.name)
+        where = format_index(chosen, store.shape)
+        strided = _strided(chosen, width, height)
+        elements = np.asarray(store.numpy[tuple(map(_subscript, strided))])
+        if not elements.ndim:
+            if arguments.png is not None:
+                raise CommandError(f"the slice is one element, not a picture: {elements}")
+            screen.line(str(elements))
+            return 0
+        is_colour = sum(isinstance(one, range) for one in strided) == 3
+        pixels, shown = _pixels(elements, arguments.range, is_colour=is_colour)
+        about = f"black {shown[0]:g}, white {shown[1]:g}" if shown else ""
+    else:
+        pixels, where, about = found
     pixels = fitted(pixels, width, height, enlarge=arguments.png is None)
     lines = [
         f"{name}  {format_shape(store.shape)} {store.dtype.name}",
-        f"slice {format_index(chosen, store.shape)} at {pixels.shape[1]} x {pixels.shape[0]} pixels"
-        + (f", black {shown[0]:g}, white {shown[1]:g}" if shown else ""),
+        f"slice {where} at {pixels.shape[1]} x {pixels.shape[0]} pixels"
+        + (f", {about}" if about else ""),
     ]
     if arguments.png is not None:
         save_png(Path(arguments.png), pixels)
@@ -124,6 +136,34 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines:
         screen.line(line, style="dim")
     return 0
+
+
+def _channels(
+    group: gpustore.Group, store: gpustore.TensorStore, width: int, height: int
+) -> tuple[Pixels, str, str] | None:
+    """Return all channels of an image in their colours, the slice, and what is shown.
+
+    None if the image has no axis of channels, or states no colours.
+    """
+    image = find_image(group.attrs)
+    types = [axis.type for axis in image.axes] if image is not None else []
+    axis = types.index("channel") if "channel" in types else -1
+    if not 0 <= axis < len(store.shape) - 2:
+        return None
+    middle: list[int | slice] = [int(extent) // 2 for extent in store.shape[:-2]]
+    middle[axis] = 0
+    # As if there were no channels; the axis of these is filled in below.
+    chosen = choose(middle, store.shape, store.dtype.name)
+    strided = _strided(chosen, width, height)
+    planes = []
+    for channel in range(int(store.shape[axis])):
+        strided[axis] = channel
+        planes.append(np.asarray(store.numpy[tuple(map(_subscript, strided))]))
+    found = composed(group, planes)
+    if found is None:
+        return None
+    chosen[axis] = range(int(store.shape[axis]))
+    return found[0], format_index(chosen, store.shape), found[1]
 
 
 def _limits(arguments: argparse.Namespace, screen: Screen) -> tuple[int, int]:

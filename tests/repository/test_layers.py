@@ -231,6 +231,8 @@ def test_guests_use_only_public_names(guest):
     by_name = ("gpustore.cli", "gpustore.loader")
     public |= {"gpustore.registry"} if guest in by_name else set()
     rooms = [guest, "gpustore.display."]
+    if guest == "gpustore.cli":  # They show what is there, whole or not.
+        rooms.append("gpustore.ome.")
     if guest in ("gpustore.copying", "gpustore.ome"):
         rooms.append("gpustore.sources.")
     if guest == "gpustore.ome":  # Elements are written as copies are.
