@@ -146,8 +146,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         loader = measure_loader(store, shape, arguments.window, arguments.seconds, arguments.seed)
         advice += loader.advice
-    except gpustore.UnsupportedError as error:
-        advice.append(f"A loader does not read this: {error.text}.")
+    except (gpustore.UnsupportedError, gpustore.LimitError) as error:
+        advice.append(f"No loader: {error.text}.")
     if arguments.json:
         found = {
             "patch": shape,
@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
         "time\ns",
         "fetched",
         "decoded\nper byte",
-        "decodes of\na chunk",
+        "decodes\na chunk",
     )
     screen.table(columns, rows)
     if loader is not None:
@@ -199,7 +199,7 @@ def _row(name: str, measured: Measured, touched: int) -> tuple[str, ...]:
     return (
         name,
         f"{measured.patches_per_second:.4g}",
-        f"{rate:.4g}",
+        f"{rate:.3g}",
         f"{measured.seconds:.2f}",
         format_nbytes(measured.bytes_fetched),
         f"{measured.decoded_per_byte:.3g}",
@@ -213,7 +213,7 @@ def _loader_row(measured: LoaderSpeed) -> tuple[str, ...]:
     return (
         "loader",
         f"{measured.patches / seconds:.4g}",
-        f"{measured.bytes_returned / seconds / 1e6:.4g}",
+        f"{measured.bytes_returned / seconds / 1e6:.3g}",
         f"{measured.seconds:.2f}",
         format_nbytes(stats["bytes_read"]),
         f"{stats['bytes_decoded'] / max(1, measured.bytes_returned):.3g}",

@@ -23,6 +23,9 @@ _MANY_DECODES = 1.6
 _MANY_WINDOWS = 256
 """Windows of an epoch from which on it is not explained, as that takes seconds."""
 
+_FEW = 20
+"""Patches from which on there is advice on the stage that limits."""
+
 _SLOW_CODECS = {"gzip", "zlib", "bz2", "lzma"}
 
 
@@ -84,7 +87,7 @@ def measure_loader(
             if taken >= seconds:
                 break
     stats = loader.stats()
-    advice = stage_advice(store, shape, stats)
+    advice = stage_advice(store, shape, stats) if patches >= _FEW else []
     if math.ceil(store.nbytes / window) <= _MANY_WINDOWS:
         loader.set_epoch(0)
         explained = loader.explain()

@@ -64,6 +64,18 @@ def test_a_loader_is_measured(gpustore_command, volume):
     assert re.match(r"A chunk is decoded [\d.]+ times an epoch: window=", facts["advice"][-1])
 
 
+def test_patches_too_large_for_a_loader(gpustore_command, tmp_path):
+    store = gpustore.open(
+        f"{tmp_path / 'l'}|zarr3:", create=True, dtype="uint8", shape=[1 << 26], chunks=(1 << 24,)
+    )
+    store.result()
+    code, out, err = gpustore_command(
+        "bench", tmp_path / "l", "--patch", 1 << 26, "--seconds", 0, "--group", 1
+    )
+    assert (code, err) == (0, "")
+    assert "- No loader: memory: 4 batches of " in out
+
+
 @pytest.mark.parametrize("size", ["0", "ten", "3 parsecs"])
 def test_windows_are_sizes(gpustore_command, volume, size):
     code, out, err = gpustore_command("bench", volume[0], "--window", size)
