@@ -22,7 +22,7 @@ from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
 from gpustore.loader.parameters import check_names, whole_number
 from gpustore.loader.random_patches import RandomPatches
-from gpustore.loader.ranks import Ranks, ranks_of, worker_of
+from gpustore.loader.ranks import Ranks, check_alike, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.stored_metadata import StoredMetadata
@@ -187,6 +187,7 @@ class PatchLoader:
                 f"memory: {ahead + 2} batches of {batch_nbytes} bytes each do not fit in "
                 f"{limit}; choose more memory, or a smaller batch_size or prefetch"
             )
+        check_alike(dist, self._fingerprint())
         self._register()
         self.epoch = 0
         self._position = 0

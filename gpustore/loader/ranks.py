@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import gpustore
 
 Ranks = tuple[int, int]
 """Rank of this process, and number of processes."""
@@ -49,6 +54,47 @@ def ranks_of(dist: str | Ranks | Callable[[], Ranks] | None) -> Ranks:
     if not 0 <= rank < world:
         raise ValueError(f"dist: expected 0 <= rank < world, got rank {rank} of {world}")
     return rank, world
+
+
+_loaders: Final = itertools.count()
+"""Numbers of loaders whose ranks are those of torch.distributed."""
+
+
+def check_alike(dist: Any, fingerprint: Mapping[str, Any], number: int | None = None) -> None:
+    """Check that all ranks of torch.distributed make a loader alike.
+
+    The first rank leaves its fingerprint in the store of the process group, with which each later
+    one compares its own: none waits for another.
+
+    Parameters
+    ----------
+    dist : object
+        The parameter of :func:`ranks_of`.
+    fingerprint : mapping
+        Values of JSON that must be the same, by name.
+    number : int, optional
+        Number of the loader among those of its process; by default the next one.
+
+    Raises
+    ------
+    MismatchError
+        If they differ; the message says in what.
+    """
+    if dist not in ("auto", "torch") or _torch() is None:
+        return
+    number = next(_loaders) if number is None else number
+    mine = json.dumps(fingerprint, sort_keys=True)
+    store = sys.modules["torch"].distributed.distributed_c10d._get_default_store()
+    first = store.compare_set(f"gpustore/loader/{number}", "", mine)
+    if first.decode() != mine:
+        theirs = json.loads(first)
+        wrong = [name for name, value in json.loads(mine).items() if theirs.get(name) != value]
+        name = wrong[0]
+        raise gpustore.MismatchError(
+            f"ranks differ: loader {number} of this process has another {name} than that of "
+            f"another rank, {fingerprint[name]} and {theirs.get(name)}; make the same loaders on "
+            "all ranks"
+        )
 
 
 def _torch() -> Ranks | None:

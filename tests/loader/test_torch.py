@@ -5,6 +5,7 @@ import pytest
 
 import gpustore
 from gpustore.loader import PatchLoader, RandomPatches
+from gpustore.loader.ranks import check_alike
 
 torch = pytest.importorskip("torch")
 data = pytest.importorskip("torch.utils.data")
@@ -133,3 +134,19 @@ def test_lightning_goes_on_exactly(store, tmp_path):
         again = fit(tmp_path / f"step={stop}.ckpt")
         assert again.seen == whole.seen[stop:]
         assert again.losses == whole.losses[stop:]
+
+
+def test_ranks_that_make_other_loaders_are_errors(store):
+    distributed = torch.distributed
+    group = {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
+    distributed.init_process_group("gloo", **group)
+    try:
+        loader(store, dist="torch")
+        same = {"sampler": {"seed": 1}, "global batch": 8}
+        check_alike("torch", same, number=9)
+        check_alike("auto", same, number=9)
+        check_alike((0, 2), {"sampler": {"seed": 2}}, number=9)
+        with pytest.raises(gpustore.MismatchError, match=r"ranks differ.*another sampler.*2.*1"):
+            check_alike("torch", same | {"sampler": {"seed": 2}}, number=9)
+    finally:
+        distributed.destroy_process_group()
