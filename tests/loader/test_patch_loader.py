@@ -185,6 +185,43 @@ def test_an_epoch_ends_with_its_last_batch(store):
     assert some.epoch == 2
 
 
+@pytest.mark.parametrize("edge", ["shift", "fill"])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2)])
+def test_states_go_on_between_any_numbers_of_ranks(store, before, after, edge):
+    def loaders(world):
+        sampler = RandomPatches((8, 8, 8), per_epoch=71, seed=4, window=30_000, edge=edge)
+        return [
+            PatchLoader(store, sampler=sampler, batch_size=12 // world, dist=(rank, world))
+            for rank in range(world)
+        ]
+
+    def together(some):
+        return [
+            [o for batch in batches for o in batch["origin"].tolist()]
+            for batches in zip(*some, strict=True)
+        ]
+
+    whole = together(loaders(1))
+    stopped = loaders(before)
+    iterators = [iter(one) for one in stopped]
+    begun = [[next(one) for _ in range(2)] for one in iterators]
+    states = [one.state_dict() for one in stopped]
+    assert all(state == states[0] for state in states)
+    resumed = loaders(after)
+    for one in resumed:
+        one.load_state_dict(states[-1])
+    assert together(begun) + together(resumed) == whole
+
+
+def test_weights_that_no_centre_can_have_are_an_error():
+    weights = np.zeros((8, 8))
+    weights[0, 0] = 1
+    store = gpustore.array(np.zeros((8, 8)))
+    sampler = RandomPatches((4, 4), per_epoch=1, weights=weights)
+    with pytest.raises(ValueError, match="no patch has its centre where a weight is not 0"):
+        PatchLoader(store, sampler=sampler, batch_size=1)
+
+
 def test_a_state_of_other_data_says_what_changed(volume, store):
     def loader(some=store, seed=4, batch_size=4):
         return PatchLoader(
