@@ -161,6 +161,7 @@ def test_every_python_block_runs_with_a_library(name, runner, tmp_path):
     check_page_runs(GUIDE / f"{name}.md", runner, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_every_python_block_runs_with_an_entry_point(name, runner, tmp_path):
     group, entry_point = ENTRY_POINTS[name]
@@ -169,6 +170,7 @@ def test_every_python_block_runs_with_an_entry_point(name, runner, tmp_path):
     check_page_runs(GUIDE / f"{name}.md", runner, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("task", TASKS)
 def test_first_scripts_run(task, runner, tmp_path):
     code = [block for number in (0, TASKS.index(task) + 1) for block in FIRST_SCRIPTS[number]]
