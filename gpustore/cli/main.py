@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code: int = arguments.run(arguments)
         finally:
             # Here, because at exit nobody could catch what this raises.
-            sys.stdout.flush()
+            if sys.stdout is not None:  # Closed by the shell: >&-
+                sys.stdout.flush()
     except KeyboardInterrupt as stop:
         return _fail(f"interrupted: {stop}" if str(stop) else "interrupted", 130)
     except BrokenPipeError:
@@ -120,7 +121,14 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     return "".join(_ASCII.get(char, "?") for char in lacking), error.end
 
 
-def _warning_text(message: Warning | str, *_: object) -> str:
+def _warning_text(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    del category, filename, lineno, line
     return f"gpustore: warning: {printable(' '.join(str(message).split()))}\n"
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 
 _NARROW = 20
+_ENDLESS = 10_000
 _FOLDING: Any = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 
 
@@ -112,8 +113,12 @@ class Screen:
                 self.line(line)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a small table; all columns except the first are numbers."""
+        """Print a small table; all columns except the first are numbers.
+
+        Lines are longer than a narrow terminal, which folds them: cut numbers would be wrong.
+        """
         from rich import box
+        from rich.measure import Measurement
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
@@ -121,7 +126,11 @@ class Screen:
             table.add_column(column, justify="right" if number else "left", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        console, width = self._console, self._console.width
+        endless = console.options.update(width=_ENDLESS)
+        console.width = max(width, Measurement.get(console, endless, table).maximum)
+        console.print(table)
+        console.width = width
 
     @contextmanager
     def step(

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import gpustore
 
 
-_METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+_METADATA = frozenset(
+    {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata", ".gpustore-copy.json"}
+)
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 

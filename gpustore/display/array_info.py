@@ -27,7 +27,9 @@ from gpustore.strict_json.parsing import JsonValue
 FORMATS: Final = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3"}
 """Format by the name of a driver."""
 
-_METADATA: Final = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+_METADATA: Final = frozenset(
+    {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata", ".gpustore-copy.json"}
+)
 
 _UNITS: Final = "dimension_units"
 

@@ -61,6 +61,12 @@ def test_other_encodings_show_trees_maps_and_names(tmp_path, monkeypatch):
     assert lines[-2:] == [". not stored   :=*# stored, by size", "0  .#"]
 
 
+def test_a_closed_output_is_no_failure(tmp_path, monkeypatch):
+    gpustore.save(tmp_path / "x", [1])
+    monkeypatch.setattr("sys.stdout", None)  # As >&- leaves it.
+    assert main(["info", str(tmp_path / "x")]) == 0
+
+
 def test_warnings_are_one_line(tmp_path, monkeypatch):
     before, texts = warnings.formatwarning, []
 

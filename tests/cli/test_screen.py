@@ -57,6 +57,14 @@ def test_no_color_means_no_colour(capsys, monkeypatch):
     assert "\x1b[36m" not in out
 
 
+def test_tables_are_whole_on_narrow_terminals(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    screen = Screen()
+    screen.table(["name", "crops/s"], [["one by one", "1816.25"]])
+    assert "one by one   1816.25" in capsys.readouterr().out
+    assert screen.width == 10
+
+
 def test_long_paths_are_not_folded(capsys):
     path = "/" + "very-long-name/" * 30
     Screen().line(f"Next: {path}")
