@@ -115,7 +115,8 @@ def host():
     return written("memory://loaded/", VALUES.astype("uint16"), (8, 8, 8), codec="zstd")
 
 
-def test_pairs_and_several_volumes_are_those_of_the_host():
+@pytest.mark.parametrize("edge", ["shift", "reflect", "fill"])
+def test_pairs_and_several_volumes_are_those_of_the_host(edge):
     channels = np.stack([VALUES, VALUES + 1]).astype("uint16")
     pairs = [
         {"image": channels, "half": VALUES[::2, ::2, ::2].astype("uint8"), "label": VALUES > 2000},
@@ -131,7 +132,7 @@ def test_pairs_and_several_volumes_are_those_of_the_host():
         for i, one in enumerate(pairs)
     ]
     options = plain(
-        sampler=RandomPatches((8, 6, 4), per_epoch=30, window=6000),
+        sampler=RandomPatches((8, 6, 4), per_epoch=30, window=6000, edge=edge),
         dtype={"label": "int64"},
         normalize={"image": (0, 65535)},
         layout={"image": "zyxc"},
