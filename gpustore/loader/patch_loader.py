@@ -445,19 +445,14 @@ class PatchLoader:
             batches=batches,
         )
 
-    def _unchanged(self, windows: Iterator[FetchedWindow]) -> Generator[FetchedWindow]:
-        """Check the arrays of each volume before its first window."""
-        checked = set()
-        for window in windows:
-            if window.volume not in checked:
-                self._metadata.check(window.volume, self._volumes[window.volume])
-                checked.add(window.volume)
-            yield window
+    def _check_unchanged(self, window: FetchedWindow) -> None:
+        """Check that the arrays of a window are those that were opened."""
+        self._metadata.check(window.volume, self._volumes[window.volume])
 
     def _made(self, epoch: int, numbers: range) -> Generator[Batch]:
         """Make some batches of an epoch."""
         room = self._window_nbytes
-        windows = self._unchanged(self._windows(self._order, epoch, numbers, room))
+        windows = self._windows(self._order, epoch, numbers, room)
         replacements = Replacements(
             self._order,
             self._volumes,
@@ -468,7 +463,12 @@ class PatchLoader:
         )
         with self._batches.iteration(room // 2):
             reads = WindowReads(
-                windows, room, self._statistics, replacements, self._batches.source_stream
+                windows,
+                room,
+                self._statistics,
+                replacements,
+                self._check_unchanged,
+                self._batches.source_stream,
             )
             try:
                 for number in numbers:

@@ -16,12 +16,14 @@ class StoredMetadata:
     """Metadata of the arrays of a loader, as they were when it first read from an array."""
 
     def __init__(self) -> None:
+        self._documents: dict[tuple[int, str], str | None] = {}
         self._seen: dict[tuple[int, str], tuple[bytes, bytes]] = {}
 
     def check(self, number: int, volume: Volume) -> None:
         """Check that the arrays of a volume are those that were opened, with a request each.
 
-        Attributes may change. Arrays of other formats than Zarr are not checked.
+        Attributes may change. Arrays of other formats than Zarr are not checked, nor those whose
+        cached data are not to be compared with the storage (``recheck_cached_data``).
 
         Raises
         ------
@@ -33,11 +35,14 @@ class StoredMetadata:
             If an array has been deleted.
         """
         for array in volume.arrays:
-            document = _document(array.store)
+            place = number, array.name
+            if place not in self._documents:
+                self._documents[place] = _document(array.store)
+            document = self._documents[place]
             if document is None:
                 continue
             try:
-                self._check((number, array.name), array, document)
+                self._check(place, array, document)
             except gpustore.GpustoreError as error:
                 key = f"{array.store.kvstore.path}{document}" if array.store.kvstore else None
                 where = f"Array {array.name!r} is not what was opened any more"
@@ -59,8 +64,10 @@ class StoredMetadata:
 
 
 def _document(store: gpustore.TensorStore) -> str | None:
-    """Return the name of the document with the metadata; None for other formats."""
+    """Return the name of the document with the metadata; None if it is not to be checked."""
     spec: Mapping[str, Any] = store.spec().to_json()
     while "base" in spec:
         spec = spec["base"]
-    return None if store.kvstore is None else _DOCUMENTS.get(spec["driver"])
+    if store.kvstore is None or spec.get("recheck_cached_data") in ("open", False):
+        return None
+    return _DOCUMENTS.get(spec["driver"])

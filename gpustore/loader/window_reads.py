@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,9 @@ class WindowReads:
         Counts what windows read.
     replacements : Replacements
         Reads patches whose chunks may be damaged.
+    check : callable
+        Called with each window that was read, before its patches are used; raises if it is not of
+        the arrays that were opened.
     stream : object
         Stream of a device for which they are read; None in host memory.
     """
@@ -47,11 +50,12 @@ class WindowReads:
         nbytes: int,
         statistics: LoaderStatistics,
         replacements: Replacements,
+        check: Callable[[FetchedWindow], None],
         stream: Any,
     ) -> None:
         self._stream = stream
         self._left, self._nbytes, self._statistics = windows, nbytes, statistics
-        self._replacements = replacements
+        self._replacements, self._check = replacements, check
         self._following: FetchedWindow | None = None
         self._begun: deque[FetchedWindow] = deque()
         self._at = 0
@@ -66,6 +70,8 @@ class WindowReads:
         ------
         CorruptChunkError, NotFoundError
             If a patch is damaged; the message names its array and origin, and the chunk's key.
+        ConflictError, MismatchError, NotFoundError
+            If an array has changed; see :mod:`gpustore.loader.stored_metadata`.
         GpustoreError
             As reads do.
         """
@@ -77,6 +83,7 @@ class WindowReads:
             if not at:
                 with self._statistics.stalling():
                     window.wait()
+                    self._check(window)
             suspects = window.suspects
             for i in (np.flatnonzero(suspects[at:end]) + at).tolist():
                 if at < i:

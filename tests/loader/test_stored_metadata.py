@@ -59,6 +59,27 @@ def test_an_array_that_changes_is_an_error_of_the_next_epoch(
     assert e.value.key.endswith({2: ".zarray", 3: "zarr.json"}[zarr_format])
 
 
+def test_an_array_that_is_deleted_within_an_epoch_is_an_error_of_the_next_window(tmp_path):
+    path = str(tmp_path / "a.zarr")
+    store = created(path)
+    sampler = RandomPatches((2, 2), per_epoch=40, window=16)
+    batches = iter(PatchLoader(store, sampler=sampler, batch_size=2, prefetch=0))
+    next(batches)
+    delete(path)
+    with pytest.raises(gpustore.NotFoundError, match="Array 'image' is not what was opened"):
+        list(batches)
+
+
+def test_arrays_whose_cached_data_are_trusted_are_not_checked(tmp_path):
+    path = str(tmp_path / "a.zarr")
+    created(path)
+    store = gpustore.open(path, recheck_cached_data="open").result()
+    some = PatchLoader(store, sampler=RandomPatches((2, 2), per_epoch=8), batch_size=4)
+    assert len([*some]) == 2
+    create_again(path)
+    assert len([*some]) == 2
+
+
 def test_an_array_that_changed_before_the_first_epoch_is_an_error(tmp_path):
     path = str(tmp_path / "a.zarr")
     created(path)
