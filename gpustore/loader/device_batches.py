@@ -120,7 +120,7 @@ class DeviceBatches:
         kept = 0
         for window, at, until in parts:
             for number, array in enumerate(window.arrays):
-                with self._statistics.working("cut_s"):
+                with self._statistics.spending("cut_s"):
                     self._add(begun, number, array, window.rows, at, until)
             rows = window.rows[at:until]
             origin[rows] = window.origins[at:until]
@@ -130,7 +130,7 @@ class DeviceBatches:
                 begun.launch()
                 kept = 0
             del window, array
-        with self._statistics.working("cut_s"):
+        with self._statistics.spending("cut_s"):
             begun.launch()
         with self._statistics.spending("convert_s"):
             batch: Batch = {

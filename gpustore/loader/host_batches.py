@@ -80,7 +80,7 @@ class HostBatches:
             rows = window.rows[at:until]
             for room, one, array in zip(rooms, self._arrays, window.arrays, strict=True):
                 convert = self._conversions[one.name]
-                with statistics.working("cut_s"):
+                with statistics.spending("cut_s"):
                     for row, patch in zip(rows.tolist(), array.patches(at, until), strict=True):
                         convert(patch, room[row])
                         del patch

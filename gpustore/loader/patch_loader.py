@@ -379,12 +379,12 @@ class PatchLoader:
                 one a second and thread where decoding is.
             ``plan_s`` : float
                 Seconds of drawing the patches of windows and beginning to read them.
+            ``plan_cpu_s`` : float
+                Seconds of CPU time of that: in the others metadata are asked for that may have
+                changed.
             ``cut_s`` : float
                 Seconds of cutting patches out of windows and converting their elements, in one
                 step.
-            ``cut_cpu_s`` : float
-                Seconds of CPU time of planning and cutting: fewer than theirs where other programs
-                have the CPU.
             ``convert_s`` : float
                 Seconds of making arrays of another library of batches.
             ``limited_by`` : {"storage", "decode", "cut", "consumer"} or None

@@ -23,17 +23,8 @@ _NUMBERS: Final = (
     *("chunks_decoded", "chunks_missing", "chunks_cached"),
 )
 _SECONDS: Final = (
-    *(
-        "waited_s",
-        "used_s",
-        "read_s",
-        "stalled_s",
-        "stalled_cpu_s",
-        "plan_s",
-        "cut_s",
-        "cut_cpu_s",
-        "convert_s",
-    ),
+    *("waited_s", "used_s", "read_s", "stalled_s", "stalled_cpu_s"),
+    *("plan_s", "plan_cpu_s", "cut_s", "convert_s"),
 )
 
 _CPU_SHARE: Final = 0.3
@@ -91,12 +82,12 @@ class LoaderStatistics:
         self.add(**{name: time.perf_counter() - begin})
 
     @contextmanager
-    def working(self, name: str) -> Iterator[None]:
-        """Add the seconds that the block takes to an amount, and this thread's CPU time."""
+    def planning(self) -> Iterator[None]:
+        """Add the seconds, and the CPU time of this thread, in which a window is begun."""
         cpu = time.thread_time()
-        with self.spending(name):
+        with self.spending("plan_s"):
             yield
-        self.add(cut_cpu_s=time.thread_time() - cpu)
+        self.add(plan_cpu_s=time.thread_time() - cpu)
 
     @contextmanager
     def stalling(self) -> Iterator[None]:
@@ -145,7 +136,7 @@ class LoaderStatistics:
         found: dict[str, Any] = {name: amounts.get(name, 0) for name in _NUMBERS}
         found["decodes_per_chunk"] = amounts.get("chunks_planned", 0) / max(1, different)
         found |= {name: amounts.get(name, 0.0) for name in _SECONDS}
-        return found | {"limited_by": limiting_stage(found)}
+        return found | {"limited_by": limiting_stage(found, _available())}
 
 
 def _counted(fetched: FetchedArray) -> dict[str, int]:
@@ -167,37 +158,43 @@ def _counted(fetched: FetchedArray) -> dict[str, int]:
     }
 
 
-def limiting_stage(found: Mapping[str, Any]) -> str | None:
+def _available() -> float:
+    """Return the share of a processor that a thread gets beside those of all processes."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return min(1.0, (os.cpu_count() or 1) / max(load, 1.0))
+
+
+def limiting_stage(found: Mapping[str, Any], available: float = 1.0) -> str | None:
     """Return the stage that was busy longest.
 
     Reading is ``"storage"`` if the CPU was idle while a window was waited for, or if there is
     nothing to decompress; and ``"decode"`` otherwise. CPU time is that of the whole process, so
-    that other threads which work meanwhile may make slow storage look like decoding. Where other
-    processes have the CPU, as the time that cutting takes shows, less of it is expected.
+    that other threads which work meanwhile may make slow storage look like decoding.
 
     Parameters
     ----------
     found : mapping
         Seconds and bytes of :meth:`LoaderStatistics.snapshot`.
+    available : float
+        Share of a processor that a thread which works gets.
 
-    >>> found = {"read_s": 9.0, "plan_s": 0.1, "cut_s": 2.0, "convert_s": 1.0, "used_s": 4.0}
-    >>> found |= {"stalled_s": 5.0, "stalled_cpu_s": 0.2, "cut_cpu_s": 2.0}
+    >>> found = {"read_s": 9.0, "plan_s": 0.2, "plan_cpu_s": 0.1, "cut_s": 2.0, "convert_s": 1.0}
+    >>> found |= {"used_s": 4.0, "stalled_s": 5.0, "stalled_cpu_s": 0.2}
     >>> found |= {"bytes_read": 1000, "bytes_decoded": 4000}
     >>> limiting_stage(found)
     'storage'
     """
     busy = {
-        "read": found["read_s"],
-        "cut": found["plan_s"] + found["cut_s"] + found["convert_s"],
+        # What is no work of planning waits for metadata that may have changed.
+        "read": found["read_s"] + found["plan_s"] - found["plan_cpu_s"],
+        "cut": found["plan_cpu_s"] + found["cut_s"] + found["convert_s"],
         "consumer": found["used_s"],
     }
     stage = max(busy, key=busy.__getitem__)
-    if not busy[stage]:
+    if busy[stage] <= 0:
         return None
     if stage != "read":
         return stage
     is_compressed = found["bytes_decoded"] > found["bytes_read"]
-    worked = found["plan_s"] + found["cut_s"]
-    available = min(1.0, found["cut_cpu_s"] / worked) if worked else 1.0
     has_worked = found["stalled_cpu_s"] >= _CPU_SHARE * available * found["stalled_s"]
     return "decode" if is_compressed and has_worked else "storage"

@@ -107,7 +107,7 @@ class WindowReads:
             self._done(self._begun.popleft())
             self._at = 0
         if len(self._begun) < 2:
-            with self._statistics.working("plan_s"):
+            with self._statistics.planning():
                 self._plan()
         return self._begun[0]
 
