@@ -131,11 +131,11 @@ def _index_inside(
             start, stop = item.start, item.stop
             if item.step is not None or type(start) is not int or type(stop) is not int:
                 return None
-            if not -INF < first <= start <= stop <= end < INF:
+            if not _NEGATIVE < first <= start <= stop <= end < INF:
                 return None
             low.append(start)
             high.append(stop)
-        elif type(item) is int and -INF < first <= item < end < INF:
+        elif type(item) is int and _NEGATIVE < first <= item < end < INF:
             constants = True
         else:
             return None
@@ -150,6 +150,8 @@ def _index_inside(
     explicit = _EXPLICIT[rank]
     return make_domain(Box(tuple(low), tuple(high), explicit, explicit), labels), maps
 
+
+_NEGATIVE = -INF
 
 _EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 

@@ -155,8 +155,15 @@ def strided_read(
     maps = strided_maps(transform, array.shape, array.chunk_shape)
     if maps is None or maps[0] > min(MOST_ROWS, array.limits.chunks_per_request):
         return None
-    memory = output.memory(array.backend, transform.domain.shape, array.dtype)
-    return StridedRead(array, transform, *maps, memory, output.filled(memory), _read_again)
+    rows, words = maps
+    memory: Any
+    if output is NEW:  # Most are, and there are many.
+        memory = array.backend.empty(transform.domain.shape, array.dtype, "C")
+        result = memory.array
+    else:
+        memory = output.memory(array.backend, transform.domain.shape, array.dtype)
+        result = output.filled(memory)
+    return StridedRead(array, transform, rows, words, memory, result, _read_again)
 
 
 def _read_again(one: StridedRead) -> Future[Any]:

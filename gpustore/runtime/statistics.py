@@ -115,9 +115,6 @@ class Statistics:
 
 
 def _add(counts: dict[str, int], amounts: dict[str, int]) -> None:
-    if not counts:  # Small reads are many, and add once before they wait.
-        counts.update(amounts)
-        return
     for name, amount in amounts.items():
         counts[name] = counts.get(name, 0) + amount
 
@@ -198,10 +195,14 @@ class _ProcessStatistics(Statistics):
         operation = CURRENT.operation
         with _lock:
             counts = self._counts
-            for name, amount in amounts.items():
-                counts[name] += amount
-            if operation is not None:
+            for name in amounts:
+                counts[name] += amounts[name]
+            if operation is None:
+                return
+            if operation._counts:
                 _add(operation._counts, amounts)
+            else:  # Small reads are many, and add once before they wait.
+                operation._counts = amounts
 
 
 class _Current(threading.local):
