@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.attributes import stated
 from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
+from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
 from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
@@ -214,7 +217,7 @@ class Image:
         *,
         dtype: Any = "uint32",
         axes: str | Sequence[Any] | None = None,
-        levels: int | None = 1,
+        levels: int | None = None,
         colors: Mapping[int, Sequence[int]] | None = None,
         chunks: Any = None,
         shards: Any = None,
@@ -230,7 +233,9 @@ class Image:
             Integers; 0 is the background.
         axes : str or sequence of str or Axis, optional
             Axes, in the order of those of the image; all but that of channels by default.
-        levels, chunks, shards, codec
+        levels : int, optional
+            Number of levels, as many as the image has by default: of the same shapes.
+        chunks, shards, codec
             As those of :func:`gpustore.ome.create`.
         colors : dict, optional
             Red, green, blue and alpha, each from 0 to 255, by label.
@@ -269,12 +274,14 @@ class Image:
             channels=None,
             name=name,
             version=self.version,
-            levels=levels,
+            levels=1 if levels is None else levels,
             chunks=chunks,
             shards=shards,
             codec=codec,
             fill_value=None,
         )
+        if levels is None:
+            label = replace(label, factors=self._factors([axis.name for axis in kept]))
         described: dict[str, Any] = {"source": {"image": "../../"}}
         if colors is not None:
             described["colors"] = [
@@ -294,6 +301,14 @@ class Image:
         above.attrs.update(stated(self.version, **members)).result()
         self.__dict__.pop("labels", None)
         return Image.of_group(made)
+
+    def _factors(self, axes: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return by how much each level is smaller than the one above, along some axes."""
+        shapes = [dict(zip(self.axes, level.shape, strict=True)) for level in self._levels]
+        return [
+            tuple(-(-above[axis] // below[axis]) if below[axis] else 1 for axis in axes)
+            for above, below in itertools.pairwise(shapes)
+        ]
 
     # ---- coordinate systems of 0.6
 
@@ -337,6 +352,51 @@ class Image:
             *(before.systems, before.transformations, before.own),
         )
         return Image(self.group, changed, self._omero)
+
+    # ---- other libraries
+
+    def to_xarray(self, level: int = 0) -> Any:
+        """Return a level as an array of xarray, which dask reads when it is asked for.
+
+        Parameters
+        ----------
+        level : int
+            Number of the level.
+
+        Returns
+        -------
+        xarray.DataArray
+            Dimensions are the axes; coordinates are those of the centres of elements, with the
+            unit as the attribute ``units``, and the names of the channels.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If xarray or dask is not installed; the text has the command that installs it.
+        """
+        return to_xarray(self, self.level(level))
+
+    def to_dask(self, level: int = 0, chunks: Any = "chunk") -> Any:
+        """Return a level as an array of dask; see :func:`gpustore.to_dask`."""
+        return gpustore.to_dask(self.level(level).store, chunks)
+
+    def to_napari(self) -> list[tuple[list[Any], dict[str, Any], str]]:
+        """Return the image and its label images as layers of napari.
+
+        Returns
+        -------
+        list of (list of dask.array.Array, dict, str)
+            Levels, keywords and kind of each layer, ``"image"`` or ``"labels"``:
+            ``viewer._add_layer_from_data(*layer)``, or what a reader of napari returns. Scale and
+            translation are those of the finest level, without the axis of channels, which becomes
+            ``channel_axis`` with names, colours and windows.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If dask is not installed; the text has the command that installs it.
+        """
+        return to_napari(self)
 
     # ---- choice of a level
 
