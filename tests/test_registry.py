@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from gpustore import registry
+
 _RACE = """
 import sys, threading, time
 import gpustore
@@ -46,3 +48,14 @@ assert failed == [], failed
 def test_a_package_and_its_module_are_imported_by_two_threads():
     """Python's own locks, one a module, end in an error."""
     subprocess.run([sys.executable, "-c", _RACE], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("library", ["dask", "jax", "ray", "torch", "xarray", "zarr"])
+def test_a_guest_whose_library_is_missing_names_the_command_that_installs_it(monkeypatch, library):
+    for name in [one for one in sys.modules if one.startswith(f"gpustore.interop.{library}")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [one for one in sys.modules if one.startswith(f"{library}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'gpustore\[{library}\]'"):
+        registry.guest(library)

@@ -22,13 +22,16 @@ from typing import Any, ClassVar, Final
 
 import numcodecs
 import numpy as np
-from xarray import Dataset, DataTree, Variable
-from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint
-from xarray.backends.store import StoreBackendEntrypoint
-from xarray.core import indexing
-from xarray.core.utils import FrozenDict
 
 import gpustore
+from gpustore.interop import extra
+
+with extra("xarray"):
+    from xarray import Dataset, DataTree, Variable
+    from xarray.backends import AbstractDataStore, BackendArray, BackendEntrypoint
+    from xarray.backends.store import StoreBackendEntrypoint
+    from xarray.core import indexing
+    from xarray.core.utils import FrozenDict
 
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"
 _BYTES: Final = ("bytes", "vlen-utf8", "vlen-bytes")

@@ -5,7 +5,10 @@ use :class:`CodecPipeline` for arrays that are opened afterwards, and with it xa
 and all that go through zarr-python.
 """
 
-from zarr.registry import register_pipeline
+from gpustore.interop import extra
+
+with extra("zarr"):
+    from zarr.registry import register_pipeline
 
 from gpustore.interop.zarr.pipeline import CodecPipeline as CodecPipeline
 from gpustore.interop.zarr.store import StoreCalls as StoreCalls
