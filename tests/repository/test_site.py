@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gpustore
 import gpustore.loader
+import gpustore.ome
 
 ROOT = Path(__file__).parents[2]
 API = ROOT / "docs" / "api"
@@ -16,7 +17,9 @@ TREE = re.compile(r"^   (\w+)$", re.MULTILINE)
 
 
 def test_every_public_name_is_in_the_reference():
-    shown = [name for text in PAGES.values() for name in DIRECTIVE.findall(text)]
+    ome = PAGES["ome"]
+    assert sorted(DIRECTIVE.findall(ome)) == sorted(gpustore.ome.__all__)
+    shown = [name for text in PAGES.values() if text != ome for name in DIRECTIVE.findall(text)]
     types = re.findall(r"``(\w+)``", PAGES["data_types"].partition("\n* ")[2])
     public = {*gpustore.__all__, *gpustore.loader.__all__}
     assert {*shown, *types, "ocdbt"} ^ public == set()
@@ -28,7 +31,7 @@ def test_every_guest_is_in_the_reference():
     modules = {path.stem for path in (ROOT / "gpustore" / "interop").iterdir()}
     guests = modules & set(project["optional-dependencies"])
     shown = {name for text in PAGES.values() for name in MODULE.findall(text)}
-    assert {"errors", "loader", "ocdbt", *(f"interop.{name}" for name in guests)} == shown
+    assert {"errors", "loader", "ocdbt", "ome", *(f"interop.{name}" for name in guests)} == shown
 
 
 def test_every_page_of_the_reference_is_in_its_menu():
