@@ -81,7 +81,7 @@ class StoredArray(BackendArray):
         return values
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read as :meth:`__getitem__` does, for :meth:`xarray.Dataset.load_async`."""
+        """Read as ``[]`` does, for :meth:`xarray.Dataset.load_async`."""
         if self._store.device != "cpu":  # The stream of a GPU is that of the thread.
             return self[key]
         return await asyncio.to_thread(self.__getitem__, key)
