@@ -388,11 +388,11 @@ class PatchLoader:
             ``convert_s`` : float
                 Seconds of making arrays of another library of batches.
             ``limited_by`` : {"storage", "decode", "cut", "consumer"} or None
-                The stage that was busy longest: reading; planning, cutting and converting; or the
-                program.
-                They work at the same time, so that an epoch takes about as long as this one.
-                Reading is ``"decode"`` if chunks are compressed and the CPU was busy while no patch
-                could be cut, else ``"storage"``. None before the first batch.
+                The stage that was busy longest: reading, with waits for metadata; planning, cutting
+                and converting; or the program. They work at the same time, so that an epoch takes
+                about as long as this one. Reading is ``"decode"`` if chunks are compressed and the
+                CPU was busy while no patch could be cut, else ``"storage"``. This is an estimate: a
+                device decodes without the CPU, and counts as storage. None before the first batch.
         """
         return self._statistics.snapshot()
 
