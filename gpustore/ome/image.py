@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
-
-import numpy as np
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
 from gpustore.copying.transfer import first_interrupt
 from gpustore.display.nbytes import nbytes_of
-from gpustore.ome.attributes import stated
 from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
 from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
 from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
-from gpustore.ome.new_image import make_image, new_image
+from gpustore.ome.new_label import make_label
 from gpustore.ome.pyramid import METHODS, build
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, um
@@ -251,64 +246,13 @@ class Image:
         AlreadyExistsError
             If there is a label image of the name.
         """
-        if np.dtype(gpustore.dtype(dtype)).kind not in "iu":
-            raise ValueError(f"dtype: labels are integers, got {dtype}")
-        names = [one.name if isinstance(one, Axis) else str(one) for one in axes or ()]
-        unknown = [one for one in names if one not in self.axes]
-        if unknown:
-            raise ValueError(f"axes: no axis {unknown[0]!r}; axes are {', '.join(self.axes)}")
-        kept = [
-            axis
-            for axis in self.all_axes
-            if (axis.name in names if names else axis.type != "channel")
-        ]
-        finest = self.level(0)
-        extents = dict(zip(self.axes, finest.shape, strict=True))
-        label = new_image(
-            shape=[extents[axis.name] for axis in kept],
-            dtype=dtype,
-            axes=kept,
-            scale={axis.name: finest.scale[axis.name] for axis in kept},
-            translation={axis.name: finest.translation[axis.name] for axis in kept},
-            units=None,
-            channels=None,
-            name=name,
-            version=self.version,
-            levels=1 if levels is None else levels,
-            chunks=chunks,
-            shards=shards,
-            codec=codec,
-            fill_value=None,
+        made = make_label(
+            *(self, name),
+            **{"dtype": dtype, "axes": axes, "levels": levels, "colors": colors},
+            **{"chunks": chunks, "shards": shards, "codec": codec},
         )
-        if levels is None:
-            label = replace(label, factors=self._factors([axis.name for axis in kept]))
-        described: dict[str, Any] = {"source": {"image": "../../"}}
-        if colors is not None:
-            described["colors"] = [
-                {"label-value": int(value), "rgba": [int(part) for part in rgba]}
-                for value, rgba in colors.items()
-            ]
-
-        def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
-            path = f"labels/{name}"
-            return self.group.create_group(path, attributes=attributes).result()
-
-        made = make_image(label, make_group, **{"image-label": described})
-        above = self.group["labels"]
-        known = above.attrs.get("ome", {}) if self.version != "0.4" else {}
-        members = {**known, "labels": [*self.labels, name]}
-        members.pop("version", None)
-        above.attrs.update(stated(self.version, **members)).result()
         self.__dict__.pop("labels", None)
         return Image.of_group(made)
-
-    def _factors(self, axes: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return by how much each level is smaller than the one above, along some axes."""
-        shapes = [dict(zip(self.axes, level.shape, strict=True)) for level in self._levels]
-        return [
-            tuple(-(-above[axis] // below[axis]) if below[axis] else 1 for axis in axes)
-            for above, below in itertools.pairwise(shapes)
-        ]
 
     # ---- coordinate systems of 0.6
 

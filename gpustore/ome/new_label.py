@@ -1,0 +1,86 @@
+"""New label images: :func:`make_label`. `image` is the :class:`~gpustore.ome.Image` they are of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import gpustore
+from gpustore.ome.attributes import stated
+from gpustore.ome.multiscale import Axis
+from gpustore.ome.new_image import make_image, new_image
+
+
+def make_label(
+    image: Any,
+    name: str,
+    *,
+    dtype: Any,
+    axes: str | Sequence[Any] | None,
+    levels: int | None,
+    colors: Mapping[int, Sequence[int]] | None,
+    chunks: Any,
+    shards: Any,
+    codec: Any,
+) -> gpustore.Group:
+    """Create a label image and list it among those of the image; see :meth:`Image.create_label`."""
+    if np.dtype(gpustore.dtype(dtype)).kind not in "iu":
+        raise ValueError(f"dtype: labels are integers, got {dtype}")
+    names = [one.name if isinstance(one, Axis) else str(one) for one in axes or ()]
+    unknown = [one for one in names if one not in image.axes]
+    if unknown:
+        raise ValueError(f"axes: no axis {unknown[0]!r}; axes are {', '.join(image.axes)}")
+    kept = [
+        axis for axis in image.all_axes if (axis.name in names if names else axis.type != "channel")
+    ]
+    finest = image.level(0)
+    extents = dict(zip(image.axes, finest.shape, strict=True))
+    label = new_image(
+        shape=[extents[axis.name] for axis in kept],
+        dtype=dtype,
+        axes=kept,
+        scale={axis.name: finest.scale[axis.name] for axis in kept},
+        translation={axis.name: finest.translation[axis.name] for axis in kept},
+        units=None,
+        channels=None,
+        name=name,
+        version=image.version,
+        levels=1 if levels is None else levels,
+        chunks=chunks,
+        shards=shards,
+        codec=codec,
+        fill_value=None,
+    )
+    if levels is None:
+        label = replace(label, factors=_factors(image, [axis.name for axis in kept]))
+    described: dict[str, Any] = {"source": {"image": "../../"}}
+    if colors is not None:
+        described["colors"] = [
+            {"label-value": int(value), "rgba": [int(part) for part in rgba]}
+            for value, rgba in colors.items()
+        ]
+
+    def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
+        path = f"labels/{name}"
+        return image.group.create_group(path, attributes=attributes).result()
+
+    made = make_image(label, make_group, **{"image-label": described})
+    above = image.group["labels"]
+    known = above.attrs.get("ome", {}) if image.version != "0.4" else {}
+    members = {**known, "labels": [*image.labels, name]}
+    members.pop("version", None)
+    above.attrs.update(stated(image.version, **members)).result()
+    return made
+
+
+def _factors(image: Any, axes: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return by how much each level is smaller than the one above, along some axes."""
+    shapes = [dict(zip(image.axes, level.shape, strict=True)) for level in image.levels]
+    return [
+        tuple(-(-above[axis] // below[axis]) if below[axis] else 1 for axis in axes)
+        for above, below in itertools.pairwise(shapes)
+    ]
