@@ -222,7 +222,7 @@ struct PatchDim {
   u32 extent;
   u32 magic;
   u32 shift;
-  u32 is_mirrored;
+  u32 reserved;
   i64 src_stride;
   i64 dst_stride;
   i64 first;
@@ -243,7 +243,7 @@ struct Patch {
   u32 src_nbytes;  // Of an element.
   u32 dst_nbytes;
   u32 fill;  // Byte of `fills` where its element begins.
-  u32 reserved;
+  u32 is_mirrored;
   PatchDim dim[R];
 };
 
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK, 4)
       const i64 number = item - rest * dim.extent;
       i64 index = dim.first + number;
       if ((u64)index >= (u64)dim.size) {
-        is_inside = is_inside && dim.is_mirrored;
+        is_inside = patch.is_mirrored;
         index = mirrored(index, dim.size);
       }
       from += index * dim.src_stride;

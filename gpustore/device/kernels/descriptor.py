@@ -93,7 +93,7 @@ PATCH_DIM = np.dtype(
         ("extent", np.uint32),
         ("magic", np.uint32),
         ("shift", np.uint32),
-        ("is_mirrored", np.uint32),
+        ("reserved", np.uint32),
         ("src_stride", np.int64),
         ("dst_stride", np.int64),
         ("first", np.int64),
@@ -123,7 +123,7 @@ def patch_dtype(rank: int) -> np.dtype[np.void]:
             ("src_nbytes", np.uint32),
             ("dst_nbytes", np.uint32),
             ("fill", np.uint32),
-            ("reserved", np.uint32),
+            ("is_mirrored", np.uint32),
             ("dim", PATCH_DIM, (rank,)),
         ]
     )

@@ -123,7 +123,7 @@ def patch_launches(batch: Sequence[Patches]) -> list[KernelLaunch]:
         table["source"], table["target"] = kinds
         table["offset"], table["scale"] = one.offset or 0, one.scale or 0
         table["src_nbytes"], table["dst_nbytes"] = one.src_dtype.itemsize, one.dst_dtype.itemsize
-        table["fill"] = sum(map(len, fills))
+        table["fill"], table["is_mirrored"] = sum(map(len, fills)), one.fill is None
         fill = one.fill or b""
         fills.append(fill + bytes(-len(fill) % 8))
         _write_dims(table["dim"], one)
@@ -144,7 +144,6 @@ def _write_dims(dims: NDArray[np.void], patches: Patches) -> None:
     last = dims[:, dims.shape[1] - used :]
     last["extent"] = extent
     last["magic"], last["shift"] = division(extent)
-    last["is_mirrored"] = patches.fill is None
     last["src_stride"] = np.asarray(patches.src_stride, np.int64)[order]
     last["dst_stride"] = np.asarray(patches.dst_stride, np.int64)[order]
     last["first"] = patches.first[:, order]
