@@ -247,9 +247,15 @@ class Image:
             If there is a label image of the name.
         """
         made = make_label(
-            *(self, name),
-            **{"dtype": dtype, "axes": axes, "levels": levels, "colors": colors},
-            **{"chunks": chunks, "shards": shards, "codec": codec},
+            self,
+            name,
+            dtype=dtype,
+            axes=axes,
+            levels=levels,
+            colors=colors,
+            chunks=chunks,
+            shards=shards,
+            codec=codec,
         )
         self.__dict__.pop("labels", None)
         return Image.of_group(made)

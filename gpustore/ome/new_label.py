@@ -64,12 +64,14 @@ def make_label(
             for value, rgba in colors.items()
         ]
 
+    group: gpustore.Group = image.group
+
     def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
         path = f"labels/{name}"
-        return image.group.create_group(path, attributes=attributes).result()
+        return group.create_group(path, attributes=attributes).result()
 
     made = make_image(label, make_group, **{"image-label": described})
-    above = image.group["labels"]
+    above = group["labels"]
     known = above.attrs.get("ome", {}) if image.version != "0.4" else {}
     members = {**known, "labels": [*image.labels, name]}
     members.pop("version", None)
