@@ -55,6 +55,7 @@ def watched(shape, chunks, *, threads=1, codecs=(BYTES, GZIP), **changes):
     )
     model = np.arange(1, np.prod(shape) + 1, dtype="u2").reshape(shape)
     write(array, whole(array), model).result()
+    settle(array)
     array.store.reads.clear()
     array.store.writes.clear()
     array.store.begun = threading.Semaphore(0)
