@@ -89,7 +89,11 @@ class _Source:
         self.dtype = store.dtype.array_dtype
 
     def __getitem__(self, index: Any) -> Any:
-        return self._reopened.opened().numpy[index]
+        try:
+            return self._reopened.opened().numpy[index]
+        except gpustore.CorruptChunkError:
+            self._reopened.opened(look=True)  # Says so if the chunks are those of another array.
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._reopened,)

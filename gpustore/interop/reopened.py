@@ -46,8 +46,8 @@ class Reopened:
         else:
             self._kept = _Kept(store, None)
 
-    def opened(self) -> gpustore.TensorStore:
-        """Return the store, opened in this process.
+    def opened(self, *, look: bool = False) -> gpustore.TensorStore:
+        """Return the store, opened in this process; with `look`, look at its metadata now.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class Reopened:
             If nothing is at its place, as on a machine that sees other files.
         """
         kept = _opened(self._spec, self._generation) if self._kept is None else self._kept
-        return kept.checked()
+        return kept.checked(look=look)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ class _Kept:
         self.generation, self._metadata = document or ("", None)
         self._looked = time.monotonic()
 
-    def checked(self) -> gpustore.TensorStore:
-        """Return the store, after a look at its metadata if that was long ago."""
+    def checked(self, *, look: bool) -> gpustore.TensorStore:
+        """Return the store, after a `look` at its metadata, or if the last was long ago."""
         now = time.monotonic()
-        if self._metadata is not None and now - self._looked >= CHECK_S:
+        if self._metadata is not None and (look or now - self._looked >= CHECK_S):
             self._looked = now
             found = _document(self._store)
             if found is None or not _reads_alike(self._metadata, found[1]):

@@ -74,6 +74,20 @@ def test_an_array_that_changed_since_is_an_error(stored, tmp_path):
         pickle.loads(text)
 
 
+def test_chunks_of_another_array_are_an_error_that_says_so(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpustore.interop.reopened.CHECK_S", 1e9)
+    lazy = gpustore.to_dask(stored)
+    chunk = next(one for one in (tmp_path / "x.zarr" / "c").rglob("*") if one.is_file())
+    whole = chunk.read_bytes()
+    chunk.write_bytes(b"?")
+    with pytest.raises(gpustore.CorruptChunkError):
+        lazy.compute()
+    chunk.write_bytes(whole)
+    gpustore.save(tmp_path / "x.zarr", VALUES[:9] * 1.0, chunks=(3, 3), overwrite=True)
+    with pytest.raises(gpustore.MismatchError, match=r"x\.zarr.* has changed since it was open"):
+        lazy.compute()
+
+
 def test_an_array_that_changes_under_a_graph_is_an_error(stored, tmp_path, monkeypatch):
     monkeypatch.setattr("gpustore.interop.reopened.CHECK_S", 0)
     lazy, path = gpustore.to_dask(stored), tmp_path / "x.zarr"
