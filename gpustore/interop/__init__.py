@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import gpustore
 
 
 @contextmanager
@@ -28,3 +31,16 @@ def extra(library: str) -> Iterator[None]:
         raise ModuleNotFoundError(
             f"{library} is not installed: python -m pip install 'gpustore[{library}]'", name=library
         ) from error
+
+
+def checked(given: Any, name: str = "store") -> gpustore.TensorStore:
+    """Return an argument that has to be a store.
+
+    Raises
+    ------
+    TypeError
+        If it is something else, such as a group; the message begins with `name`.
+    """
+    if isinstance(given, gpustore.TensorStore):
+        return given
+    raise TypeError(f"{name}: expected a gpustore.TensorStore, got {given!r:.200}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import gpustore
-from gpustore.interop import extra
+from gpustore.interop import checked, extra
 from gpustore.interop.reopened import Reopened
 
 with extra("dask"):
@@ -22,8 +22,7 @@ with extra("dask"):
 
 def to_dask(store: gpustore.TensorStore, chunks: Any) -> Any:
     """Return a lazy array of dask; see :func:`gpustore.to_dask`."""
-    if not isinstance(store, gpustore.TensorStore):
-        raise TypeError(f"store: expected a gpustore.TensorStore, got {store!r:.200}")
+    store = checked(store)
     whole = store.translate_to[0] if store.rank else store
     shape = whole.shape
     if isinstance(chunks, str) and chunks != "auto":

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 import gpustore
-from gpustore.interop import extra
+from gpustore.interop import checked, extra
 
 with extra("jax"):
     import jax
@@ -87,6 +87,8 @@ def read(store: gpustore.TensorStore, *, sharding: jax.sharding.Sharding) -> jax
     ------
     UnsupportedError
         If JAX lacks the data type.
+    TypeError
+        If `store` is no store, as a group is not.
     ValueError
         If the sharding does not divide the shape.
     CorruptChunkError, StoreIOError
@@ -101,6 +103,7 @@ def read(store: gpustore.TensorStore, *, sharding: jax.sharding.Sharding) -> jax
     Array([[0, 1],
            [2, 3]], dtype=int32)
     """
+    store = checked(store)
     whole = store.translate_to[0] if store.rank else store
     held = sharding.addressable_devices_indices_map(whole.shape)
     parts = {

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 import gpustore
-from gpustore.interop import extra
+from gpustore.interop import checked, extra
 from gpustore.interop.reopened import Reopened
 
 with extra("torch"):
@@ -94,6 +94,8 @@ class ArrayDataset(Dataset[Any]):
 
     Raises
     ------
+    TypeError
+        If what is given is no store.
     ValueError
         If there are no stores, `axis` is not one of their dimensions, or their sizes differ.
     UnsupportedError
@@ -113,11 +115,14 @@ class ArrayDataset(Dataset[Any]):
         axis: int = 0,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._is_single = isinstance(stores, gpustore.TensorStore)
-        named = {"": stores} if isinstance(stores, gpustore.TensorStore) else dict(stores)
+        self._is_single = not isinstance(stores, Mapping)
+        named = dict(stores) if isinstance(stores, Mapping) else {"": stores}
         if not named:
             raise ValueError("a data set needs at least one store")
-        self._columns = {name: _Column(store, axis) for name, store in named.items()}
+        self._columns = {
+            name: _Column(checked(store, f"stores[{name!r}]" if name else "stores"), axis)
+            for name, store in named.items()
+        }
         sizes = {name: column.size for name, column in self._columns.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"stores of different size along axis {axis}: {sizes}")

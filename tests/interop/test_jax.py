@@ -204,6 +204,8 @@ def test_a_process_reads_the_parts_of_its_own_devices_only(stored):
 def test_what_does_not_divide_the_shape_is_an_error(stored):
     with pytest.raises(ValueError, match="divi"):
         read(stored[:3], sharding=NamedSharding(mesh(4), P("a")))
+    with pytest.raises(TypeError, match=r"store: expected a gpustore\.TensorStore, got "):
+        read(VALUES, sharding=NamedSharding(mesh(4), P("a")))
 
 
 def test_examples():

@@ -168,6 +168,11 @@ def test_wrong_arguments_are_errors(stored):
         ArrayDataset({"a": stored, "b": stored.T})
     with pytest.raises(ValueError, match="at least one"):
         ArrayDataset({})
+    for wrong in (VALUES, "x.zarr", None):
+        with pytest.raises(TypeError, match=r"^stores: expected a gpustore\.TensorStore, got "):
+            ArrayDataset(wrong)
+    with pytest.raises(TypeError, match=r"^stores\['a'\]: expected a gpustore"):
+        ArrayDataset({"a": VALUES})
 
 
 def counted(sample):
