@@ -13,8 +13,10 @@ from gpustore.ome.level import Level
 from gpustore.ome.multiscale import Axis, Transformation
 from gpustore.ome.open import open
 from gpustore.ome.plate import Acquisition, Plate, Well
+from gpustore.ome.rules import Problem
 from gpustore.ome.tiles import Tile
 from gpustore.ome.units import Range, Unit, minute, mm, ms, nm, s, um
+from gpustore.ome.validate import validate
 
 __all__ = [
     "Acquisition",
@@ -25,6 +27,7 @@ __all__ = [
     "Level",
     "Omero",
     "Plate",
+    "Problem",
     "Range",
     "Tile",
     "Transformation",
@@ -40,5 +43,6 @@ __all__ = [
     "open",
     "s",
     "um",
+    "validate",
     "write",
 ]

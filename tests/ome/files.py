@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 import gpustore
@@ -64,7 +66,7 @@ def image_attributes(version: str, levels: int = 3, **more) -> dict:
                 for level in range(levels)
             ],
         }
-    return stated(version, multiscales=[{**one, **more}], omero=OMERO)
+    return copy.deepcopy(stated(version, multiscales=[{**one, **more}], omero=OMERO))
 
 
 def stated(version: str, **members) -> dict:
