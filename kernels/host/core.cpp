@@ -6,6 +6,7 @@
 #include <system_error>
 #include <thread>
 
+#include "downsample.h"
 #include "file.h"
 #include "headers.h"
 #include "job.h"
@@ -124,6 +125,15 @@ EXPORT std::int64_t gpustore_core_copy_runs(
     try {
         gpustore::CopyRuns runs(*rows);
         return runs.make() ? runs.write(heads, out, size) : 0;
+    } catch (const std::bad_alloc&) {
+        return 0;
+    }
+}
+
+// Reduces blocks of elements to one element each; 0 if they are left to Python.
+EXPORT std::int64_t gpustore_core_downsample(const gpustore::Blocks* blocks) {
+    try {
+        return gpustore::downsample(*blocks);
     } catch (const std::bad_alloc&) {
         return 0;
     }

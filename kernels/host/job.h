@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 28414544135580206;
+constexpr i64 ABI = 23706787410843661;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -147,6 +147,24 @@ struct Job {
     std::atomic<i64> next;    // unit that is taken next
     std::atomic<i64> finished;  // units that are over
     std::atomic<i64> reads, fetched, missing, left;
+};
+
+// Types of elements that the core reduces (downsample.h), and how.
+enum Kind : i64 { UINT8, INT8, UINT16, INT16, UINT32, INT32, UINT64, INT64, FLOAT32, FLOAT64 };
+enum Method : i64 { MEAN, LEAST, LARGEST, MEDIAN, MODE };
+
+// Blocks along one dimension: elements that there are, blocks, elements of a whole one, elements of the first
+// one that lie before those, and the bytes between neighbours in both memories.
+struct BlockDim {
+    i64 n, cells, factor, before, src, dst;
+};
+
+// Blocks of elements, each of which becomes one element.
+struct Blocks {
+    i64 kind, method, rank;
+    const u8* src;
+    u8* dst;
+    const BlockDim* dim;      // `rank` of them, one at least
 };
 
 // Use of an input dimension by an output one: index = offset + stride * (index in the domain).

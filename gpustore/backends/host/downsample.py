@@ -2,7 +2,8 @@
 
 **mean** of integers is exact and rounds halves to the even number; floats are added in the order of
 the elements of a block, those of two bytes or less as float32. **median** is the lower one of two.
-**mode** is the smallest of the most frequent ones. **min** and **max** leave NaN out.
+**mode** is the smallest of the most frequent ones. **min** and **max** leave NaN out. The native
+core does what it can (:mod:`gpustore.backends.native.blocks`), NumPy the rest; results are equal.
 
 Source: TensorStore's ``driver/downsample``.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.downsampling import Downsampling
+from gpustore.backends.native.blocks import core_downsample
 
 _MANY: Final = 4096
 """Elements of a block from which on cells are computed one by one."""
@@ -38,6 +40,8 @@ def downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> 
     """
     if out.ndim == 0:
         out[...] = elements
+        return
+    if core_downsample(elements, job, out):
         return
     if math.prod(job.factors) > max(_MANY, out.size):
         for cell in np.ndindex(out.shape):

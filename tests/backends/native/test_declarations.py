@@ -14,6 +14,7 @@ import pytest
 from gpustore.backends.host.memory import memory_of
 from gpustore.backends.native import library
 from gpustore.backends.native.array import CODECS
+from gpustore.backends.native.blocks import KINDS, METHODS
 from gpustore.backends.native.decoders import addresses
 from gpustore.backends.native.job import Counts, Job
 from gpustore.backends.native.request import MOST_ROWS, Request, strided_maps
@@ -246,3 +247,16 @@ def test_a_write():
         **{"encoding": array.native_encoding.address, "memory": data(source.flat), "offset": 0},
         **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9},
     }
+
+
+def test_blocks():
+    """Members are in the order of ``core_downsample``; its kinds and methods are the enums."""
+    assert list(members("Blocks")) == ["kind", "method", "rank", "src", "dst", "dim"]
+    assert list(members("BlockDim")) == ["n", "cells", "factor", "before", "src", "dst"]
+    kinds, methods = (
+        re.search(rf"enum {name} : i64 {{ (.*?) }};", code("job.h"))[1].split(", ")
+        for name in ("Kind", "Method")
+    )
+    assert [np.dtype(kind).name.upper() for kind in KINDS] == kinds
+    words = {"min": "LEAST", "max": "LARGEST"}
+    assert [words.get(method, method.upper()) for method in METHODS] == methods

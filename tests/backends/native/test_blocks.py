@@ -1,0 +1,78 @@
+"""The native core reduces blocks of elements as NumPy does."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpustore.backends.downsampling import Downsampling
+from gpustore.backends.host.downsample import downsample
+from gpustore.backends.native import library
+from gpustore.backends.native.blocks import KINDS, METHODS, core_downsample
+
+needs_core = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+
+
+def apart(elements):
+    """An equal array whose elements do not lie side by side, which the core leaves to NumPy."""
+    wide = np.zeros((*elements.shape, 2), elements.dtype)
+    wide[..., 0] = elements
+    return wide[..., 0]
+
+
+@st.composite
+def blocks(draw):
+    dtype = np.dtype(draw(st.sampled_from((*KINDS, "?"))))
+    rank = draw(st.integers(1, 4))
+    factors = draw(st.tuples(*[st.sampled_from([1, 2, 2, 3, 4, 5])] * rank))
+    before = tuple(draw(st.integers(0, factor - 1)) for factor in factors)
+    shape = draw(st.tuples(*[st.integers(1, 9)] * rank))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if dtype.kind == "f":
+        values = rng.normal(size=shape) * 10.0 ** rng.integers(-9, 9, shape)
+        values.flat[0] = draw(st.sampled_from([np.nan, np.inf, -0.0, 0.1]))
+    elif dtype.kind == "b":
+        values = rng.integers(0, 2, shape)
+    else:
+        info = np.iinfo(dtype)
+        low, high = draw(st.sampled_from([(info.min, info.max), (0, 2), (info.max - 3, info.max)]))
+        values = rng.integers(low, high, shape, dtype, endpoint=True)
+    steps = tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in shape[:-1])
+    return values.astype(dtype)[(*steps, ...)], factors, before
+
+
+@needs_core
+@given(case=blocks(), method=st.sampled_from(METHODS))
+def test_results_are_those_of_numpy_bit_for_bit(case, method):
+    elements, factors, before = case
+    cells = [-(-(n + b) // f) for n, f, b in zip(elements.shape, factors, before, strict=True)]
+    job = Downsampling(method, factors, before)
+    found, expected = (np.full(cells, 7).astype(elements.dtype) for _ in range(2))
+    done = core_downsample(elements, job, found)
+    few = elements.dtype.kind != "f" and (np.prod(factors) <= 64 or method in ("min", "max"))
+    if elements.shape[-1] > 1 and elements.strides[-1] == elements.itemsize:
+        assert done == (method == "mean" or few)
+    if done:
+        downsample(apart(elements), job, expected)
+        assert found.tobytes() == expected.tobytes(), (found, expected)
+
+
+@needs_core
+@pytest.mark.parametrize(
+    ("elements", "factor", "method"),
+    [
+        (np.ones(8, "f4"), 2, "max"),
+        (np.ones(8, "f2"), 2, "mean"),
+        (np.ones(8, "c8"), 2, "mean"),
+        (np.ones(8, ">u2"), 2, "mean"),
+        (np.ones(90, "u1"), 65, "mode"),
+        (np.ones(90, "u1"), 1 << 15, "mean"),
+        (np.ones(9, "u1")[1:].view("u2"), 2, "mean"),
+        (apart(np.ones(8, "u2")), 2, "mean"),
+        (np.ones(0, "u2"), 2, "mean"),
+    ],
+)
+def test_others_are_left_to_numpy(elements, factor, method):
+    out = np.full(-(-len(elements) // factor), 7).astype(elements.dtype)
+    assert not core_downsample(elements, Downsampling(method, (factor,), (0,)), out)
+    assert (out == 7).all()
