@@ -159,6 +159,8 @@ _EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 def _slice_bound(value: Any) -> Any:
     if value is None or (type(value) is int and INT64_MIN < value < -INT64_MIN):
         return value
+    if isinstance(value, str | bytes):
+        raise TypeError("slice indices must be integers or None or have an __index__ method")
     if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim == 1):
         return [_slice_bound(item) for item in value]
     try:

@@ -5,9 +5,10 @@ Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales" metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import gpustore
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.transforms import AxisTransform
 
@@ -70,6 +71,27 @@ def stated(version: str, **members: Any) -> dict[str, Any]:
     if "multiscales" in found:
         found["multiscales"] = [{"version": version, **one} for one in found["multiscales"]]
     return found
+
+
+def restate(
+    group: gpustore.Group, version: str, member: str, changed: Callable[[Any], Any]
+) -> None:
+    """Change a member of OME-Zarr of a group, as it is stored now; the others stay.
+
+    Parameters
+    ----------
+    group : Group
+    version : {"0.4", "0.5", "0.6"}
+    member : str
+    changed : callable
+        Gets what is stored, None if there is nothing, and returns what shall be.
+    """
+    attributes: Any = group.attrs.read().result()
+    ome = attributes if version == "0.4" else attributes.get("ome", {})
+    new = stated(version, **{member: changed(ome.get(member))})
+    if version != "0.4":
+        new["ome"] = {**ome, **new["ome"]}
+    group.attrs.update(new).result()
 
 
 def _axis_json(axis: Axis) -> dict[str, str]:

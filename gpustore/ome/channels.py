@@ -70,8 +70,18 @@ class Omero:
     json: Mapping[str, Any]
 
     def window(self, channel: str) -> Window | None:
-        """Return the window of contrast of a channel by name."""
-        return next(one.window for one in self.channels if one.name == channel)
+        """Return the window of contrast of a channel by name.
+
+        Raises
+        ------
+        ValueError
+            If there is no channel of that name, or more than one.
+        """
+        found = [one.window for one in self.channels if one.name == channel]
+        if len(found) != 1:
+            there = ", ".join(repr(one.name) for one in self.channels)
+            raise ValueError(f"{len(found) or 'no'} channels {channel!r}; channels: {there}")
+        return found[0]
 
 
 def omero(ome: Mapping[str, Any], where: str) -> Omero | None:

@@ -9,7 +9,7 @@ import gpustore
 from gpustore import NotFoundError
 from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import ome_of
-from gpustore.ome.plate import Images
+from gpustore.ome.plate import Images, member_group
 
 LAYOUT = 3
 
@@ -50,7 +50,7 @@ class Collection:
 def _series(group: gpustore.Group) -> list[str]:
     """Return the paths that the group ``OME`` states, none if it does not."""
     try:
-        listed = group["OME"]
+        listed = member_group(group, "OME")
     except NotFoundError:
         return []
     attributes = listed.attrs

@@ -43,7 +43,8 @@ def create(
     Parameters
     ----------
     url : str, os.PathLike or dict
-        Place of the group, as for :func:`gpustore.open_group`.
+        Place of the group, as for :func:`gpustore.open_group`; a file whose name ends in ``.ozx``
+        becomes a zip archive.
     shape : sequence of int
         Shape of the finest level.
     dtype : dtype
@@ -119,7 +120,7 @@ def create(
 
     def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
         return gpustore.open_group(
-            url,
+            _place(url),
             zarr_format=FORMATS[image.version],
             create=True,
             delete_existing=overwrite,
@@ -260,13 +261,31 @@ def create_plate(
         plate[member] = [{"name": one} for one in names]
     if acquisitions is not None:
         plate["acquisitions"] = [dict(one) for one in acquisitions]
+    attributes = stated(version, plate={**plate, "wells": []})
+    # What does not fit is found in memory, before anything is made, or deleted to be replaced.
+    Plate(
+        gpustore.open_group(
+            "memory://",
+            zarr_format=FORMATS[version],
+            create=True,
+            attributes=attributes,
+            device="cpu",
+            context=gpustore.Context(),
+        ).result()
+    )
     group = gpustore.open_group(
-        url,
+        _place(url),
         zarr_format=FORMATS[version],
         create=True,
         delete_existing=overwrite,
-        attributes=stated(version, plate={**plate, "wells": []}),
+        attributes=attributes,
         device=device,
         context=context,
     ).result()
     return Plate(group)
+
+
+def _place(url: str | os.PathLike[str] | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """Return the place of a new group; a file whose name ends in ``.ozx`` is a zip archive."""
+    place = url if isinstance(url, Mapping) else os.fspath(url)
+    return f"{place}|zip:" if isinstance(place, str) and place.endswith(".ozx") else place

@@ -17,7 +17,7 @@ from gpustore.ome.level import Level
 from gpustore.ome.members import items, json_object, kind
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
-from gpustore.ome.pyramid import METHODS, build
+from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, um
 
@@ -136,6 +136,7 @@ class Image:
         ValueError
             If the shape is another one.
         """
+        memory = nbytes_of(memory, "memory")
         store = self.level(0).store
         source = source_of(array)
 
@@ -144,6 +145,8 @@ class Image:
                 progress(nbytes, store.nbytes)
 
         try:
+            # A pyramid that was being made of other elements begins again.
+            forget(self.group)
             with first_interrupt() as stopped:
                 fill(store, source, memory=memory, progress=moving, stopped=stopped)
                 if stopped():
@@ -163,7 +166,8 @@ class Image:
 
         An image with one level gets more, as :func:`gpustore.ome.create` makes them; those of an
         image with several are written, whatever they hold. A build that ended with an error,
-        Ctrl-C or a kill is continued by the same call.
+        Ctrl-C or a kill is continued by the same call; :meth:`write` makes it begin again. Writes
+        to the finest level by other ways meanwhile are not noticed.
 
         Parameters
         ----------
@@ -201,7 +205,7 @@ class Image:
             *(self.group, self.version, self.all_axes, self._metadata.own),
             method=method,
             levels=levels,
-            memory=memory,
+            memory=nbytes_of(memory, "memory"),
             progress=progress,
         )
         self._set(*_metadata_of(self.group))
@@ -242,7 +246,8 @@ class Image:
         Raises
         ------
         ValueError
-            If the data type is not of integers, or an axis is not one of the image.
+            If the name is empty, the data type is not of integers, or an axis is not one of the
+            image.
         AlreadyExistsError
             If there is a label image of the name.
         """
@@ -296,7 +301,7 @@ class Image:
                 f"{where}: {name!r} has {len(axes)} axes, the arrays have {len(self.axes)}"
             )
         before = self._metadata
-        levels = {path: transform.then(after) for path, transform in before.levels.items()}
+        levels = {path: one.then(after).checked(where) for path, one in before.levels.items()}
         changed = Multiscale(
             *(before.version, before.name, name, axes, levels),
             *(before.systems, before.transformations, before.own),

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Unit, unit
@@ -89,7 +91,7 @@ def numbers_of(
     if values is None:
         values = {}
     elif not isinstance(values, Mapping):
-        if isinstance(values, int | float):
+        if isinstance(values, int | float | np.number):
             values = dict.fromkeys(space, float(values))
         else:
             listed = list(values)
@@ -130,6 +132,21 @@ def default_chunks(shape: Sequence[int], axes: Sequence[Axis], itemsize: int) ->
                 break
         else:
             return tuple(chunk)
+
+
+def inside_shards(chunks: Sequence[int], shards: Any) -> tuple[int, ...]:
+    """Return chunks no larger than some, whole ones of which fill the shards.
+
+    >>> inside_shards((1, 64, 100), (4, 96, 96))
+    (1, 48, 96)
+    """
+    sides = [shards] * len(chunks) if isinstance(shards, int) else list(shards)
+    if len(sides) != len(chunks) or min(sides) < 1:
+        return tuple(chunks)  # The driver says what is wrong with the shards.
+    return tuple(
+        next(c for c in range(min(chunk, side), 0, -1) if side % c == 0)
+        for chunk, side in zip(chunks, sides, strict=True)
+    )
 
 
 def level_factors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,17 @@ def number(owner: Mapping[str, Any], member: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         found = "it is missing" if member not in owner else f"got {kind(value)}"
         raise MetadataError(f"{at(where, member)}: expected a number, {found}")
+    if not is_finite(value):
+        raise MetadataError(f"{at(where, member)}: expected a finite number, got {kind(value)}")
     return float(value)
+
+
+def is_finite(value: float) -> bool:
+    """Return whether a float can hold a number, which may be an integer of any size."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def kind(value: Any) -> str:

@@ -18,6 +18,9 @@ from gpustore.ome.units import Unit, unit
 VERSIONS: Final = {"0.4": "0.4", "0.5": "0.5", "0.6": "0.6", "0.6rc0": "0.6", "0.6.dev4": "0.6"}
 """Stated versions that are read, and the version they are read as."""
 
+MAX_RANK: Final = 32
+"""Dimensions that an array may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -111,7 +114,7 @@ class Multiscale:
             named = f"{where} ({one.input} to {one.output})"
             step = parsed([one.json], len(self.axes), named)
             result = result.then(step if forward else step.inverse())
-        return result
+        return result.checked(where)
 
     def _way_to(self, system: str) -> list[tuple[Transformation, bool]] | None:
         """Return the shortest chain of transformations, each forward or not."""
@@ -202,7 +205,7 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str) -> Multiscale:
         transformations, member = _transformations(dataset, place)
         transform = parsed(transformations, len(axes), member)
         own[_path(dataset, place, own)] = transform
-    levels = {path: transform.then(outer) for path, transform in own.items()}
+    levels = {path: one.then(outer).checked(where) for path, one in own.items()}
     return Multiscale(version, text(image, "name", where, ""), "", axes, levels, {}, (), own)
 
 
@@ -234,7 +237,8 @@ def _of_06(image: Mapping[str, Any], datasets: list[Any], where: str) -> Multisc
         levels[_path(dataset, place, levels)] = transform
     assert system is not None  # _list gives one dataset at least
     between = []
-    for number, one in enumerate(image.get("coordinateTransformations") or ()):
+    member = "coordinateTransformations"
+    for number, one in enumerate(optional(image, member, list, where) or ()):
         place = f"{where}.coordinateTransformations[{number}]"
         ends = _end(one, "input", place), _end(one, "output", place)
         between.append(Transformation(*ends, one))
@@ -253,7 +257,10 @@ def _end(transformation: Any, member: str, where: str) -> str:
 
 def _axes(owner: Mapping[str, Any], where: str) -> tuple[Axis, ...]:
     axes: list[Axis] = []
-    for number, one in enumerate(items(owner, "axes", where)):
+    stated = items(owner, "axes", where)
+    if len(stated) > MAX_RANK:
+        raise MetadataError(f"{where}.axes: expected at most {MAX_RANK}, got {len(stated)}")
+    for number, one in enumerate(stated):
         place = f"{where}.axes[{number}]"
         axis = json_object(one, place)
         name = text(axis, "name", place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,8 +12,16 @@ import numpy as np
 import gpustore
 from gpustore.ome.attributes import image_attributes
 from gpustore.ome.channels import Channel
-from gpustore.ome.layout import axes_of, coarser, default_chunks, level_factors, numbers_of
-from gpustore.ome.multiscale import Axis
+from gpustore.ome.channels import omero as check_omero
+from gpustore.ome.layout import (
+    axes_of,
+    coarser,
+    default_chunks,
+    inside_shards,
+    level_factors,
+    numbers_of,
+)
+from gpustore.ome.multiscale import Axis, multiscale, ome_of
 from gpustore.ome.transforms import AxisTransform
 
 _COLORS: Final = ("0000FF", "00FF00", "FF0000", "FF00FF", "00FFFF", "FFFF00")
@@ -92,13 +101,13 @@ def new_image(
         finest = like.level(0)
         shape = finest.shape if shape is None else shape
         dtype = finest.dtype if dtype is None else dtype
-        axes = like.all_axes if axes is None else axes
-        scale = finest.scale if scale is None else scale
-        translation = finest.translation if translation is None else translation
+        known = {axis.name: axis for axis in like.all_axes}
+        axes = like.all_axes if axes is None else [_axis_like(one, known) for one in axes]
+        shared = [one.name if isinstance(one, Axis) else one for one in axes]
+        scale = _of_axes(finest.scale, shared) if scale is None else scale
+        translation = _of_axes(finest.translation, shared) if translation is None else translation
         name = like.name if name is None else name
         version = like.version if version is None else version
-        if channels is None and like.omero is not None and tuple(axes) == like.all_axes:
-            channels = like.omero.channels
         if chunks is None and shards is None and len(shape) == len(finest.shape):
             chunks = finest.chunks
     if shape is None or dtype is None or axes is None:
@@ -108,10 +117,10 @@ def new_image(
     version = version or "0.5"
     if version not in FORMATS:
         raise gpustore.UnsupportedError(f"version: expected 0.4, 0.5 or 0.6, got {version!r}")
-    if levels is not None and levels < 1:
+    if levels is not None and operator.index(levels) < 1:
         raise ValueError(f"levels: expected at least 1, got {levels}")
     described = axes_of(axes, units)
-    extents = tuple(int(n) for n in shape)
+    extents = tuple(operator.index(n) for n in shape)
     if len(extents) != len(described):
         names = ", ".join(axis.name for axis in described)
         raise ValueError(f"shape: expected {len(described)} extents for {names}, got {extents}")
@@ -120,6 +129,12 @@ def new_image(
     transform = AxisTransform(steps, numbers_of(translation, described, 0.0, "translation"))
     if chunks is None:
         chunks = default_chunks(extents, described, max(1, element.array_dtype.itemsize))
+        if shards is not None:
+            chunks = inside_shards(chunks, shards)
+    if channels is None and like is not None and like.omero is not None:
+        same = tuple(axis.name for axis in described) == like.axes
+        if same and len(like.omero.channels) == _channel_count(described, extents):
+            channels = like.omero.channels
     return NewImage(
         extents,
         element,
@@ -151,6 +166,7 @@ def make_image(
     Group
     """
     paths = [str(number) for number in range(len(image.level_shapes))]
+    where = "new image: "
     attributes = image_attributes(
         image.version,
         image.axes,
@@ -159,28 +175,53 @@ def make_image(
         omero=image.omero,
         **members,
     )
+    version, ome = ome_of(attributes, where)
+    multiscale(ome, version, where)
+    check_omero(ome, where)
+    # What does not fit is found in memory, before anything is made, or deleted to be replaced.
+    trial = gpustore.open_group(
+        "memory://",
+        zarr_format=FORMATS[image.version],
+        create=True,
+        device="cpu",
+        context=gpustore.Context(),
+    ).result()
+    _make_levels(trial, paths, image)
     # A group is an image from the moment it has the attributes: arrays come first.
     group = make_group({})
-    for path, shape in zip(paths, image.level_shapes, strict=True):
-        make_level(group, path, shape, image)
+    _make_levels(group, paths, image)
     group.attrs.update(attributes).result()
     return group
 
 
-def make_level(
-    group: gpustore.Group, path: str, shape: Sequence[int], image: NewImage
-) -> gpustore.TensorStore:
-    """Create the array of a level."""
+def _make_levels(group: gpustore.Group, paths: Sequence[str], image: NewImage) -> None:
+    for path, shape in zip(paths, image.level_shapes, strict=True):
+        _make_level(group, path, shape, image)
+
+
+def _make_level(group: gpustore.Group, path: str, shape: Sequence[int], image: NewImage) -> None:
     given = {name: value for name, value in image.arrays.items() if value is not None}
-    if isinstance(given["chunks"], Sequence):
-        small = zip(given["chunks"], shape, strict=True)
-        # A chunk beyond the array would be stored whole for nothing; shards are whole chunks.
-        if "shards" not in given:
-            given["chunks"] = tuple(max(1, min(c, n)) for c, n in small)
+    chunks = given["chunks"]
+    # A chunk beyond the array would be stored whole for nothing; shards are whole chunks.
+    if "shards" not in given and np.shape(chunks) == (len(shape),) and min(chunks) > 0:
+        given["chunks"] = tuple(min(c, max(1, n)) for c, n in zip(chunks, shape, strict=True))
     names = [axis.name for axis in image.axes] if FORMATS[image.version] == 3 else None
     if FORMATS[image.version] == 2:
         given["metadata"] = {"dimension_separator": "/"}
-    return group.create_array(path, shape=shape, dtype=image.dtype, dims=names, **given).result()
+    group.create_array(path, shape=shape, dtype=image.dtype, dims=names, **given).result()
+
+
+def _axis_like(axis: Any, known: Mapping[str, Axis]) -> Any:
+    """Return the axis of that name of another image, if only the name is given."""
+    return known.get(axis, axis) if isinstance(axis, str) else axis
+
+
+def _of_axes(values: Mapping[str, float], names: Sequence[Any]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _channel_count(axes: Sequence[Axis], shape: Sequence[int]) -> int:
+    return next((n for n, axis in zip(shape, axes, strict=True) if axis.type == "channel"), 1)
 
 
 def _omero(
@@ -191,7 +232,7 @@ def _omero(
 ) -> dict[str, Any] | None:
     if channels is None:
         return None
-    count = next((n for n, axis in zip(shape, axes, strict=True) if axis.type == "channel"), 1)
+    count = _channel_count(axes, shape)
     if isinstance(channels, str) or len(channels) != count:
         raise ValueError(f"channels: expected {count} names, got {channels!r}")
     lowest, highest = 0.0, 1.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpustore
-from gpustore.ome.attributes import stated
+from gpustore.ome.attributes import restate
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.new_image import make_image, new_image
 
@@ -30,6 +30,8 @@ def make_label(
     """Create a label image and list it among those of the image; see :meth:`Image.create_label`."""
     if np.dtype(gpustore.dtype(dtype)).kind not in "iu":
         raise ValueError(f"dtype: labels are integers, got {dtype}")
+    if not isinstance(name, str) or not name.strip("/"):
+        raise ValueError(f"name: expected a name, got {name!r}")
     names = [one.name if isinstance(one, Axis) else str(one) for one in axes or ()]
     unknown = [one for one in names if one not in image.axes]
     if unknown:
@@ -71,11 +73,7 @@ def make_label(
         return group.create_group(path, attributes=attributes).result()
 
     made = make_image(label, make_group, **{"image-label": described})
-    above = group["labels"]
-    known = above.attrs.get("ome", {}) if image.version != "0.4" else {}
-    members = {**known, "labels": [*image.labels, name]}
-    members.pop("version", None)
-    above.attrs.update(stated(image.version, **members)).result()
+    restate(group["labels"], image.version, "labels", lambda known: [*(known or ()), name])
     return made
 
 

@@ -51,7 +51,8 @@ def open(
     """
     group = gpustore.open_group(url, device=device, context=context).result()
     where = f"{group.url}: "
-    if "labels" in group.attrs.get("ome", group.attrs):
+    stored = group.attrs.get("ome", group.attrs)
+    if isinstance(stored, Mapping) and "labels" in stored:
         raise MetadataError(
             f"{where}the group lists label images; open one of them, or the image above"
         )

@@ -5,13 +5,15 @@ Source: OME-NGFF 0.4 to 0.6, "plate" and "well" metadata.
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
-from gpustore.ome.attributes import stated
+from gpustore.ome.attributes import restate
 from gpustore.ome.image import Image
 from gpustore.ome.members import at, items, json_object, optional, text
 from gpustore.ome.multiscale import ome_of
@@ -109,36 +111,55 @@ class Plate:
         Raises
         ------
         ValueError
-            If the plate has no such row or column.
+            If the plate has no such row or column, or the field has other characters than letters
+            and digits.
         AlreadyExistsError
             If there is something at the path.
         """
-        parts = path.split("/")
-        if len(parts) != 3 or parts[0] not in self.rows or parts[1] not in self.columns:
-            raise ValueError(
-                f"path: expected row/column/field with a row of {', '.join(self.rows)} and a "
-                f"column of {', '.join(self.columns)}, got {path!r}"
-            )
-        row, column, field = parts
+        row, column, field = self._parts(path)
         well = f"{row}/{column}"
+        entry: dict[str, Any] = {"path": field}
+        if acquisition is not None:
+            entry["acquisition"] = operator.index(acquisition)
         image = new_image(**{**properties, "version": self.version})
 
         def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
             return self.group.create_group(path, attributes=attributes).result()
 
         made = make_image(image, make_group)
-        entry = {"path": field} | ({} if acquisition is None else {"acquisition": acquisition})
-        images = [*self.wells[well].json["images"], entry] if well in self.wells else [entry]
-        group = member_group(self.group, well)
-        group.attrs.update(stated(self.version, well={"images": images})).result()
-        listed = list(self.json.get("wells") or ())
-        if well not in self.wells:
-            numbers = {"rowIndex": self.rows.index(row), "columnIndex": self.columns.index(column)}
-            listed.append({"path": well, **numbers})
-            self.json = {**self.json, "wells": listed}
-            self.group.attrs.update(stated(self.version, plate=self.json)).result()
-        self.wells = _Wells(self.group, [one["path"].strip("/") for one in listed])
+
+        def with_field(stored: Any) -> dict[str, Any]:
+            known = stored or {}
+            return {**known, "images": [*known.get("images", ()), entry]}
+
+        restate(member_group(self.group, well), self.version, "well", with_field)
+        numbers = {"rowIndex": self.rows.index(row), "columnIndex": self.columns.index(column)}
+        paths: list[str] = []
+
+        def with_well(stored: Any) -> dict[str, Any]:
+            listed = list(stored.get("wells") or ())
+            paths[:] = [one["path"].strip("/") for one in listed]
+            if well not in paths:
+                paths.append(well)
+                listed.append({"path": well, **numbers})
+            self.json = {**stored, "wells": listed}
+            return self.json
+
+        restate(self.group, self.version, "plate", with_well)
+        self.wells = _Wells(self.group, paths)
         return Image.of_group(made)
+
+    def _parts(self, path: str) -> list[str]:
+        """Return row, column and field of a path."""
+        parts = path.split("/")
+        if len(parts) != 3 or parts[0] not in self.rows or parts[1] not in self.columns:
+            raise ValueError(
+                f"path: expected row/column/field with a row of {', '.join(self.rows)} and a "
+                f"column of {', '.join(self.columns)}, got {path!r}"
+            )
+        if re.fullmatch("[A-Za-z0-9]+", parts[2]) is None:
+            raise ValueError(f"path: expected a field of letters and digits, got {parts[2]!r}")
+        return parts
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

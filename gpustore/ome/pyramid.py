@@ -81,7 +81,7 @@ def build(
         As those of :meth:`Image.build_pyramid`.
     """
     paths = list(own)
-    finest = group[paths[0]]
+    finest = _stored(group, paths[0])
     steps = _steps(group, axes, paths, own[paths[0]], levels)
     text = json.dumps([method, list(finest.shape), finest.dtype.name, [vars(s) for s in steps]])
     journal = Journal(group.kvstore, hashlib.sha256(text.encode()).hexdigest(), JOURNAL)
@@ -141,7 +141,7 @@ def _steps(
     levels: int | None,
 ) -> list[_Step]:
     """Return the levels to be made: those that the image has, or new ones if it has one."""
-    shape = tuple(group[paths[0]].shape)
+    shape = tuple(_stored(group, paths[0]).shape)
     if len(paths) == 1:
         found = level_factors(shape, axes, transform.scale, levels)
         names = (str(number) for number in itertools.count(1))
@@ -150,7 +150,11 @@ def _steps(
         raise ValueError(f"levels: the image has {len(paths)}, got {levels}")
     steps = []
     for number, path in enumerate(paths[1:], 1):
-        below = tuple(group[path].shape)
+        below = tuple(_stored(group, path).shape)
+        if len(below) != len(shape):
+            raise gpustore.MetadataError(
+                f"{group.url}: level {number} has {len(below)} dimensions, the finest {len(shape)}"
+            )
         factors = tuple(-(-n // m) if m else 1 for n, m in zip(shape, below, strict=True))
         if tuple(-(-n // f) for n, f in zip(shape, factors, strict=True)) != below:
             raise ValueError(
@@ -170,7 +174,12 @@ def _array(
     """Return the array of a level; a new one has the properties of the finest one."""
     shape = tuple(-(-n // f) for n, f in zip(above.shape, step.factors, strict=True))
     if step.path in group:
-        found: gpustore.TensorStore = group[step.path]
+        found = _stored(group, step.path)
+        if (found.shape, found.dtype) != (shape, finest.dtype):
+            raise gpustore.MetadataError(
+                f"{found.url}: expected the shape {shape} and the data type {finest.dtype.name} of "
+                f"a level, found an array of {found.shape} and {found.dtype.name}"
+            )
         return found
     options: dict[str, Any] = {"codec": finest.codec, "fill_value": finest.fill_value}
     if finest.shards is None and finest.chunks is not None:
@@ -184,6 +193,21 @@ def _array(
     elif all(finest.domain.labels):
         options["dims"] = finest.domain.labels
     return group.create_array(step.path, shape=shape, dtype=finest.dtype, **options).result()
+
+
+def forget(group: gpustore.Group) -> None:
+    """Make the next build begin again, whatever another one has stored."""
+    journal = Journal(group.kvstore, "", JOURNAL)
+    if journal.other:
+        journal.remove()
+
+
+def _stored(group: gpustore.Group, path: str) -> gpustore.TensorStore:
+    """Return the array at a path; MetadataError if there is a group."""
+    found = group[path]
+    if not isinstance(found, gpustore.TensorStore):
+        raise gpustore.MetadataError(f"{found.url}: expected an array, found a group")
+    return found
 
 
 def _source(

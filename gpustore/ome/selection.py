@@ -10,6 +10,7 @@ fractions mean what they say.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -72,12 +73,28 @@ def index_of(
             f"{axis.name}: expected an index, got {selected!r}; a coordinate has a unit, as in "
             f"ome.um({selected!r})"
         )
-    if isinstance(selected, int | np.integer) and not bounds[0] <= selected < bounds[1]:
-        raise OutOfBoundsError(
-            f"{axis.name}: index {selected} lies outside of [{bounds[0]}, {bounds[1]}); indices "
-            "are counted from the first element of the level"
-        )
+    if isinstance(selected, slice):
+        back = selected.step is not None and operator.index(selected.step) < 0
+        for end in (selected.start, selected.stop):
+            if end is not None and not bounds[0] - back <= operator.index(end) <= bounds[1] - back:
+                raise _no_index(end, axis, bounds)
+        return selected
+    indices = np.asarray(selected)
+    wrong = indices.ndim > 1 or (indices.dtype.kind not in "iub" and indices.size)
+    if wrong or isinstance(selected, bool):
+        raise TypeError(f"{axis.name}: expected an index, a slice or a list, got {selected!r:.80}")
+    if indices.dtype.kind in "iu":
+        outside = (indices < bounds[0]) | (indices >= bounds[1])
+        if outside.any():
+            raise _no_index(int(indices[outside].flat[0]), axis, bounds)
     return selected
+
+
+def _no_index(index: int, axis: Axis, bounds: tuple[int, int]) -> OutOfBoundsError:
+    return OutOfBoundsError(
+        f"{axis.name}: index {index} lies outside of [{bounds[0]}, {bounds[1]}); indices are "
+        "counted from the first element of the level"
+    )
 
 
 def _channel(name: str, axis: Axis, channels: Sequence[str]) -> int:

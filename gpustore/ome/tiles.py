@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,14 +85,16 @@ def tiles_of(
     for name, extent in overlap.items():
         if name not in names:
             raise ValueError(f"overlap: no axis {name!r}; axes are {', '.join(names)}")
-        if extent < 0:
+        if operator.index(extent) < 0:
             raise ValueError(f"overlap: expected at least 0 elements, got {extent}")
     halo = [overlap.get(name, 0) for name in names]
     stored = chunk_extents(store, "write_chunk")
     if shape is not None and (len(shape) != len(names) or min(shape) < 1):
         raise ValueError(f"shape: expected {len(names)} positive extents, got {tuple(shape)}")
     sides = (
-        stored if shape is None else [-(-n // c) * c for n, c in zip(shape, stored, strict=True)]
+        stored
+        if shape is None
+        else [-(-operator.index(n) // c) * c for n, c in zip(shape, stored, strict=True)]
     )
     lowest, highest = store.domain.inclusive_min, store.domain.exclusive_max
     starts = [range(lo, hi, side) for lo, hi, side in zip(lowest, highest, sides, strict=True)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore import MetadataError, UnsupportedError
-from gpustore.ome.members import kind
+from gpustore.ome.members import is_finite, kind
 
 MAX_DEPTH: Final = 16
 """Sequences inside each other; deeper ones are not made by any writer."""
@@ -54,6 +54,18 @@ class AxisTransform:
             ),
         )
 
+    def checked(self, where: str) -> AxisTransform:
+        """Return this transform.
+
+        Raises
+        ------
+        MetadataError
+            If a scale is no positive number, or one is too large for a float.
+        """
+        if not all(map(math.isfinite, self.scale + self.translation)) or min(self.scale) <= 0:
+            raise MetadataError(f"{where}: the product of all scales is too large or too small")
+        return self
+
     def inverse(self) -> AxisTransform:
         """Return the transform back."""
         return AxisTransform(
@@ -89,7 +101,7 @@ def parsed(transformations: Any, rank: int, where: str) -> AxisTransform:
 def _parsed(transformations: Iterable[Any], rank: int, where: str, depth: int) -> AxisTransform:
     result = AxisTransform.identity(rank)
     for number, one in enumerate(transformations):
-        result = result.then(_one(one, rank, f"{where}[{number}]", depth))
+        result = result.then(_one(one, rank, f"{where}[{number}]", depth)).checked(where)
     return result
 
 
@@ -129,10 +141,6 @@ def _numbers(values: Any, rank: int, where: str) -> tuple[float, ...]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MetadataError(f"{where}: expected numbers, got {kind(value)}")
-        try:
-            finite = math.isfinite(float(value))
-        except OverflowError:
-            finite = False
-        if not finite:
+        if not is_finite(value):
             raise MetadataError(f"{where}: expected finite numbers, got {kind(value)}")
     return tuple(map(float, values))

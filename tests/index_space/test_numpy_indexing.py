@@ -198,3 +198,9 @@ def test_index_arrays_are_copied():
     transform = gs.IndexTransform(input_shape=[2])[indices]
     indices[0] = 1
     assert transform([0]) == (0,)
+
+
+@pytest.mark.parametrize("bound", ["a", "", b"a"])
+def test_texts_as_bounds_of_slices_are_refused(bound):
+    with pytest.raises(TypeError, match="slice indices must be integers or None"):
+        gs.IndexTransform(gs.IndexDomain(shape=[5]))[slice(bound, None)]

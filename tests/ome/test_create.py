@@ -1,6 +1,7 @@
 """New images, label images and plates, and tiles of a level."""
 
 import math
+import zipfile
 
 import numpy as np
 import pytest
@@ -66,9 +67,74 @@ def test_properties_of_another_image(context):
     assert (part.axes, part.channels, part.version) == (("z", "y", "x"), (), "0.4")
 
 
+def test_properties_of_an_image_with_other_axes(context):
+    first = made(context, scale=(2, 0.5, 0.5), units="um", channels=("a", "b"))
+    plane = ome.create("memory://p/", like=first, shape=(10, 10), axes="yx", context=context)
+    assert (plane.units, plane.level(0).scale) == (dict.fromkeys("yx", "micrometer"),
+                                                   dict.fromkeys("yx", 0.5))  # fmt: skip
+    three = ome.create("memory://3/", like=first, shape=(3, 20, 10, 10), context=context)
+    assert (three.channels, three.axes) == ((), first.axes)
+
+
+def test_default_chunks_fill_the_shards(context):
+    image = made(context, shards=(1, 20, 400, 900), shape=(2, 20, 800, 900))
+    store = image.level(0).store
+    assert store.shards == (1, 20, 400, 900)
+    assert all(side % n == 0 for side, n in zip(store.shards, store.chunks, strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"codec": "zest"}, {"name": 5}, {"dtype": "json"}, {"chunks": (1, 2)}, {"scale": 1e308}],
+)
+def test_what_does_not_fit_neither_makes_nor_deletes_anything(wrong, context):
+    wrong = {"levels": 4, **wrong}
+    with pytest.raises(gpustore.GpustoreError):
+        made(context, **wrong)
+    made(context, name="kept")
+    with pytest.raises(gpustore.GpustoreError):
+        made(context, **wrong, overwrite=True)
+    assert ome.open("memory://new/", context=context).name == "kept"
+
+
+def test_files_named_ozx_are_archives(tmp_path):
+    values = np.ones((8, 8), "uint8")
+    ome.write(tmp_path / "a.ozx", values, axes="yx")
+    assert zipfile.is_zipfile(tmp_path / "a.ozx")
+    assert np.array_equal(ome.open(tmp_path / "a.ozx").level(0).read().result(), values)
+
+
+def test_images_that_are_open_twice_keep_all_labels(context):
+    made(context)
+    first, second = (ome.open("memory://new/", context=context) for _ in range(2))
+    assert not first.labels
+    assert not second.labels
+    first.create_label("a")
+    second.create_label("b")
+    assert list(second.labels) == ["a", "b"]
+    for name in ("", "/", 5):
+        with pytest.raises(ValueError, match="name: expected a name, got"):
+            first.create_label(name)
+
+
+def test_plates_that_are_open_twice_keep_all_fields(context):
+    ome.create_plate("memory://plate/", rows="A", columns="12", context=context)
+    first, second = (ome.open("memory://plate/", context=context) for _ in range(2))
+    properties = {"shape": (8, 8), "dtype": "uint8", "axes": "yx"}
+    for plate, path in ((first, "A/1/0"), (second, "A/1/1"), (first, "A/2/0"), (second, "A/1/2")):
+        plate.create_image(path, **properties)
+    assert list(second.wells) == ["A/1", "A/2"]
+    assert [len(well.fields) for well in second.wells.values()] == [3, 1]
+    for field in ("", "..", "a b"):
+        with pytest.raises(ValueError, match="expected a field of letters and digits"):
+            first.create_image(f"A/1/{field}", **properties)
+
+
 @pytest.mark.parametrize(
     ("properties", "error", "text"),
     [
+        ({"levels": 1.5}, TypeError, "integer"),
+        ({"shape": (2, 20.5, 100, 64)}, TypeError, "integer"),
         ({"axes": "xyzc"}, ValueError, "expected time, then channels, then space, got x, y, z, c"),
         ({"axes": "czyy"}, ValueError, "axes: expected different names, got c, z, y, y"),
         ({"axes": "x"}, ValueError, "axes: expected 2 to 5, 2 or 3 of them of space"),
@@ -162,6 +228,9 @@ def test_wrong_plates(context):
         ome.create_plate("memory://p/", rows=["A."], columns="1", context=context)
     with pytest.raises(ValueError, match="columns: expected different names"):
         ome.create_plate("memory://p/", rows="A", columns=(), context=context)
+    with pytest.raises(gpustore.MetadataError, match=r"acquisitions\[0\].id: expected an integer"):
+        ome.create_plate("memory://p/", rows="A", columns="1", acquisitions=[{}], context=context)
+    assert ome.create_plate("memory://p/", rows="A", columns="1", context=context).name == ""
 
 
 def test_tiles_cover_a_level_once(context):

@@ -6,6 +6,8 @@ import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gpustore
 from gpustore import ome
@@ -199,6 +201,18 @@ LEVEL = (*FIRST, "datasets", 1, "coordinateTransformations")
         ((*LEVEL, 0), 7, r"coordinateTransformations\[0\]: expected an object with a \"type\""),
         (("version",), 5, r"ome.version: expected '0.5' or '0.6', got 5"),
         (("version",), "0.4", r"ome.version: expected '0.5' or '0.6', got '0.4'"),
+        (
+            ("omero", "channels", 0, "window", "end"),
+            10**400,
+            r"window.end: expected a finite number",
+        ),
+        (
+            (*FIRST, "axes"),
+            [{"name": str(n)} for n in range(33)],
+            r"\.axes: expected at most 32, got 33",
+        ),
+        (LEVEL, [{"type": "scale", "scale": [1e200] * 4}] * 2, r"too large or too small"),
+        (LEVEL, [{"type": "scale", "scale": [1e-200] * 4}] * 2, r"too large or too small"),
         (("omero", "channels"), 1, r"omero.channels: expected a list"),
         (("omero", "channels", 0, "color"), "red", r"channels\[0\].color: expected six hexadec"),
         (("omero", "channels", 0, "window", "end"), "x", r"window.end: expected a number, got 'x'"),
@@ -207,6 +221,76 @@ LEVEL = (*FIRST, "datasets", 1, "coordinateTransformations")
 def test_wrong_members_are_named(path, value, text):
     with pytest.raises(gpustore.MetadataError, match=text):
         opened(changed(path, value))
+
+
+def test_the_transformation_of_all_levels_has_numbers_that_a_float_holds():
+    attributes = changed((*LEVEL, 0, "scale"), [1e200] * 4)
+    image = attributes["ome"]["multiscales"][0]
+    image["coordinateTransformations"] = [{"type": "scale", "scale": [1e200] * 4}]
+    with pytest.raises(gpustore.MetadataError, match="too large or too small"):
+        opened(attributes)
+
+
+def test_the_window_of_a_channel_that_is_not_there(context):
+    write_image("memory://a/", context=context)
+    with pytest.raises(ValueError, match="no channels 'RFP'; channels: 'DAPI', 'GFP'"):
+        ome.open("memory://a/", context=context).omero.window("RFP")
+
+
+PLATE = {
+    "rows": [{"name": "A"}],
+    "columns": [{"name": "1"}],
+    "wells": [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}],
+    "acquisitions": [{"id": 1, "name": "x"}],
+}
+STORED = [
+    *(image_attributes(version, 2, coordinateTransformations=[]) for version in VERSIONS),
+    stated("0.4", plate=PLATE),
+    stated("0.5", plate=PLATE),
+    stated("0.5", well={"images": [{"path": "0", "acquisition": 1}]}),
+    stated("0.5", **{"bioformats2raw.layout": 3}),
+    {"ome": {"labels": ["a"]}},
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "0", "..", "labels", "identity", 10**400, 1e308, 1e-320])
+    | st.text(st.characters(codec="utf-8"), max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "path", "name", "scale", "labels"]), inner),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def places(value, place=()):
+    """Paths of all members of a JSON value."""
+    members = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, one in members:
+        yield (*place, name)
+        if isinstance(one, dict | list):
+            yield from places(one, (*place, name))
+
+
+@given(data=st.data(), stored=st.sampled_from(STORED), value=JSON)
+def test_any_member_of_any_type_is_a_typed_error(data, stored, value):
+    attributes = copy.deepcopy(stored)
+    *way, last = data.draw(st.sampled_from(list(places(attributes))))
+    here = attributes
+    for step in way:
+        here = here[step]
+    here[last] = value
+    try:
+        found = opened(attributes)
+        if isinstance(found, ome.Image):
+            list(found.labels)
+        for one in getattr(found, "wells", {}).values():
+            list(one.fields)
+    except (
+        gpustore.MetadataError,
+        gpustore.UnsupportedError,
+        gpustore.NotFoundError,
+        gpustore.InvalidKeyError,
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

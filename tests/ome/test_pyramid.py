@@ -149,6 +149,38 @@ def test_a_build_that_ended_is_continued(killed_at, context, monkeypatch):
     assert pyramid.JOURNAL.encode() not in [key for key in image.group.kvstore.list().result()]
 
 
+def test_a_pyramid_of_other_elements_begins_again(context, monkeypatch):
+    image = ome.create("memory://k/", shape=(64, 64), dtype="uint8", axes="yx", chunks=(16, 16),
+                       context=context)  # fmt: skip
+    image.write(np.ones((64, 64), "uint8"))
+    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
+
+    def stop(done, total):
+        if done:
+            raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        image.build_pyramid(levels=2, memory=1000, progress=stop)
+    image.write(np.full((64, 64), 7, "uint8"))
+    image.build_pyramid(levels=2, memory=1000)
+    assert (image.level(1).read().result() == 7).all()
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "uint8"}, {"shape": (8, 8)}, {"shape": (2, 8, 16, 9)}, None]
+)
+def test_another_array_in_place_of_a_level_is_refused(other, context):
+    image = ome.create("memory://k/", shape=(2, 8, 32, 32), dtype="uint16", axes="czyx",
+                       scale=SCALE, context=context)  # fmt: skip
+    if other is None:
+        image.group.create_group("1").result()
+    else:
+        given = {"shape": (2, 8, 16, 16), "dtype": "uint16", **other}
+        image.group.create_array("1", **given).result()
+    with pytest.raises(gpustore.MetadataError, match="expected"):
+        image.build_pyramid(levels=2)
+
+
 def test_labels_have_no_mean(context):
     image = ome.create("memory://l/", shape=(64, 64), dtype="uint8", axes="yx", context=context)
     label = image.create_label("cells", levels=2)

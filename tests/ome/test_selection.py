@@ -31,6 +31,8 @@ def level():
         ({"c": 0, "z": 3}, np.s_[0, 3]),
         ({"x": [5, 1, 1]}, np.s_[..., [5, 1, 1]]),
         ({"y": slice(4, 9)}, np.s_[:, :, 4:9]),
+        ({"z": slice(7, -1, -1)}, np.s_[:, ::-1]),
+        ({"z": []}, np.s_[:, :0]),
         ({"z": ome.um(4, 10)}, np.s_[:, 2:5]),
         ({"z": ome.um(4.5, 10.1)}, np.s_[:, 3:6]),
         ({"z": ome.um(-100, 3)}, np.s_[:, :2]),
@@ -74,12 +76,19 @@ def test_a_range_keeps_its_indices(level):
         ({"z": ome.um(15.1)}, gpustore.OutOfBoundsError, "z: no centre"),
         ({"z": 8}, gpustore.OutOfBoundsError, r"z: index 8 lies outside of \[0, 8\)"),
         ({"z": -1}, gpustore.OutOfBoundsError, "z: index -1 lies outside"),
-        ({"z": slice(2, 9)}, gpustore.OutOfBoundsError, "9"),
+        ({"z": slice(2, 9)}, gpustore.OutOfBoundsError, "z: index 9 lies outside"),
+        ({"z": slice(-1, 3)}, gpustore.OutOfBoundsError, "z: index -1 lies outside"),
+        ({"z": [1, 8]}, gpustore.OutOfBoundsError, "z: index 8 lies outside"),
+        ({"z": True}, TypeError, "z: expected an index, a slice or a list, got True"),
+        ({"z": None}, TypeError, "z: expected an index, a slice or a list, got None"),
+        ({"z": ...}, TypeError, "z: expected an index, a slice or a list, got Ellipsis"),
+        ({"z": [[0, 1]]}, TypeError, r"z: expected an index, a slice or a list, got \[\[0, 1\]\]"),
+        ({"z": slice("a", "b")}, TypeError, "interpreted as an integer"),
     ],
 )
 def test_wrong_parts(level, axes, error, text):
     with pytest.raises(error, match=text):
-        level.sel(**axes).read().result()
+        level.sel(**axes)
 
 
 TENTHS = st.integers(-200, 200).map(lambda n: Fraction(n, 10))
