@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -65,6 +66,9 @@ class BatchesAhead(Iterator[Batch]):
             return
         self._end()
         self._thread.join()
+        # A thread of the program may wait for the batch that was dropped here.
+        with contextlib.suppress(queue.Full):
+            self._ready.put_nowait(_END)
 
 
 def _make(batches: Iterator[Batch], ready: queue.Queue[Any], stopped: threading.Event) -> None:
