@@ -81,11 +81,14 @@ class PatchSpace:
         size = [1] * len(limits)
         chunk_nbytes = self.nbytes * math.prod(self.chunks)
         best, most = self._overlap(size), max(1, window_nbytes // max(1, chunk_nbytes))
-        choices = [sorted({-(-limit // n) for n in range(1, limit + 1)}) for limit in limits]
+        choices = [
+            [(n, self._decodes(d, n)) for n in _quotients(limit)] for d, limit in enumerate(limits)
+        ]
         if math.prod(map(len, choices)) <= 100_000:
             for some in product(*choices):
-                if math.prod(some) <= most and (found := self._overlap(some)) < best:
-                    best, size = found, list(some)
+                found = math.prod(decodes for _, decodes in some)
+                if found < best and math.prod(n for n, _ in some) <= most:
+                    best, size = found, [n for n, _ in some]
         else:
             size = self._grown(limits, most)
         edges = []
@@ -99,16 +102,23 @@ class PatchSpace:
 
     def _overlap(self, size: tuple[int, ...] | list[int]) -> float:
         """Estimate how often a chunk is decoded if blocks have this many chunks."""
-        found = 1.0
-        for d, chunks in enumerate(size):
-            total, width = -(-self.shape[d] // self.chunks[d]), chunks * self.chunks[d]
-            last = self.first[d] + (self.counts[d] - 1) * self.steps[d]
-            decoded = 0
-            for begin in range(0, max(1, last + 1), width):
-                end = min(begin + width - 1, last) + self.patch[d] - 1
-                decoded += min(end // self.chunks[d], total - 1) - begin // self.chunks[d] + 1
-            found *= decoded / total
-        return found
+        return math.prod(self._decodes(d, n) for d, n in enumerate(size))
+
+    def _decodes(self, d: int, size: int) -> float:
+        """Estimate how often a chunk is decoded, along one dimension, for blocks of `size` chunks.
+
+        Blocks are counted together: arrays may have many millions of them.
+        """
+        chunk, total = self.chunks[d], -(-self.shape[d] // self.chunks[d])
+        last = self.first[d] + (self.counts[d] - 1) * self.steps[d]
+        whole = max(0, last) // (size * chunk)  # Blocks but for the last one.
+        reach = (size * chunk + self.patch[d] - 2) // chunk + 1
+        # Those whose patches end before the volume decode as many chunks each.
+        inner = min(max(0, (total - reach) // size + 1), whole)
+        outer = whole - inner
+        decoded = inner * reach + outer * total - size * outer * (inner + whole - 1) // 2
+        end = min((last + self.patch[d] - 1) // chunk, total - 1)
+        return (decoded + end - whole * size + 1) / total
 
     def _grown(self, limits: list[int], most: int) -> list[int]:
         """Double blocks along the dimension where that saves most, for very many chunks."""
@@ -122,3 +132,12 @@ class PatchSpace:
             if not grown:
                 return size
             size = min(grown, key=self._overlap)
+
+
+def _quotients(limit: int) -> list[int]:
+    """Return `limit` divided by each whole number up to it, rounded up, each once; ascending."""
+    found = [1]
+    while found[-1] < limit:
+        parts = -(-limit // found[-1])  # As few as give the last one.
+        found.append(-(-limit // (parts - 1)))
+    return found

@@ -53,3 +53,21 @@ def test_blocks_of_an_eighth_decode_chunks_at_most_1_6_times():
         touched = [(hi - 1 + 63) // 64 - lo // 64 + 1 for lo, hi in block]
         decoded += np.prod(touched)
     assert decoded <= 1.6 * 216
+
+
+@given(space=spaces(), sizes=st.tuples(*[st.integers(1, 12)] * 3))
+def test_decodes_of_blocks_are_those_counted_one_by_one(space, sizes):
+    for d, size in enumerate(sizes[: len(space.shape)]):
+        chunk, last = space.chunks[d], space.first[d] + (space.counts[d] - 1) * space.steps[d]
+        total = -(-space.shape[d] // chunk)
+        decoded = 0
+        for begin in range(0, max(1, last + 1), size * chunk):
+            end = min(begin + size * chunk - 1, last) + space.patch[d] - 1
+            decoded += min(end // chunk, total - 1) - begin // chunk + 1
+        assert space._decodes(d, size) == decoded / total
+
+
+def test_arrays_of_many_millions_of_chunks_are_divided():
+    # A minute, where blocks are counted one by one.
+    space = PatchSpace.of((10**9,), (100,), (64,), (1,), 2, inside=True)
+    assert len(space.blocks(1 << 28)[0]) == 9
