@@ -30,6 +30,12 @@ def nbytes_of(size: int | str, name: str) -> int:
         if parts is None or parts[2] not in _UNITS:
             raise ValueError(f"{name}: expected bytes, such as 1000000 or '256 MiB', got {size!r}")
         size = int(float(parts[1]) * _UNITS[parts[2]])
-    if size < 1:
+    try:
+        is_small = size < 1
+    except TypeError:
+        raise TypeError(
+            f"{name}: expected bytes, such as 1000000 or '256 MiB', got {size!r}"
+        ) from None
+    if is_small:
         raise ValueError(f"{name}: expected at least 1 byte, got {size}")
     return int(size)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import gpustore
 from gpustore import registry
+from gpustore.loader.parameters import listed
 from gpustore.loader.volume import PairedArray
 
 
@@ -40,8 +41,9 @@ class ElementConversion:
 
         Raises
         ------
-        ValueError
-            If the range is empty or infinite, or the data type has no fractions.
+        TypeError, ValueError, UnsupportedError
+            If the range is none, empty or infinite, the data type has no fractions, or elements
+            are no numbers that become those of the data type.
         """
         if isinstance(dtype, Mapping):
             dtype = dtype.get(array.name)
@@ -50,7 +52,7 @@ class ElementConversion:
         found = np.dtype(dtype) if dtype is not None else array.dtype
         if normalize is None:
             return cls(found)
-        low, high = (float(n) for n in normalize)
+        low, high = map(float, listed(normalize, "normalize", "(low, high)", 2))
         if not 0 < high - low < np.inf:
             raise ValueError(f"normalize: expected finite low < high, got {low} and {high}")
         if dtype is None:
@@ -60,7 +62,15 @@ class ElementConversion:
                 f"normalize: array {array.name!r} becomes {found}, which has no fractions; choose "
                 "a dtype of floating-point numbers"
             )
-        return cls(found, low, 1 / (high - low))
+        made = cls(found, low, 1 / (high - low))
+        try:
+            made(np.empty(0, array.dtype), np.empty(0, found))
+        except TypeError as error:
+            raise gpustore.UnsupportedError(
+                f"normalize: array {array.name!r} of {array.store.dtype.name} is not normalised "
+                f"to {found}"
+            ) from error
+        return made
 
     def __call__(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Write converted `values` to `out`, of the same shape and :attr:`dtype`."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpustore.display.nbytes import nbytes_of
 from gpustore.loader.order import Window
-from gpustore.loader.parameters import patch_shape
+from gpustore.loader.parameters import listed, patch_shape, whole_number
 from gpustore.loader.space import PatchSpace
 
 Integers = NDArray[np.int64]
@@ -47,16 +47,13 @@ class GridPatches:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", patch_shape(self.shape))
-        overlap = self.overlap
-        some = [overlap] * len(self.shape) if isinstance(overlap, int) else list(overlap)
-        if len(some) != len(self.shape) or any(
-            not 0 <= o < p for o, p in zip(some, self.shape, strict=False)
-        ):
-            raise ValueError(
-                f"overlap: expected sizes from 0 to less than the patch's {self.shape}, "
-                f"got {overlap}"
-            )
-        object.__setattr__(self, "overlap", tuple(int(o) for o in some))
+        rank = len(self.shape)
+        given = [self.overlap] * rank if np.ndim(self.overlap) == 0 else self.overlap
+        expected = f"whole numbers from 0 to less than the patch's {self.shape}"
+        some = [whole_number(o, "overlap", 0) for o in listed(given, "overlap", expected, rank)]
+        if any(o >= p for o, p in zip(some, self.shape, strict=True)):
+            raise ValueError(f"overlap: expected {expected}, got {self.overlap}")
+        object.__setattr__(self, "overlap", tuple(some))
         object.__setattr__(self, "window", nbytes_of(self.window, "window"))
 
     @property

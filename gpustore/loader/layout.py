@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpustore
+from gpustore.loader.parameters import listed
 from gpustore.loader.volume import PairedArray
 
 _UNLABELLED: Final = "tczyx"
@@ -49,7 +50,8 @@ class Layout:
         if layout is None:
             return cls(patch, tuple(range(len(patch))))
         names = _names(array.store)
-        dims = [_dimension(array, one, names, layout) for one in layout]
+        given = listed(layout, "layout", "names or numbers of dimensions")
+        dims = [_dimension(array, one, names, layout) for one in given]
         used = [d for d in dims if d is not None]
         left = [d for d, n in enumerate(patch) if d not in used and n > 1]
         if left or len(set(used)) < len(used):

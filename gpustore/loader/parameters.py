@@ -32,9 +32,27 @@ def patch_shape(shape: Any) -> tuple[int, ...]:
     TypeError, ValueError
         If it is none.
     """
-    found = tuple(whole_number(n, "shape", 1) for n in shape)
+    found = tuple(whole_number(n, "shape", 1) for n in listed(shape, "shape", "whole numbers"))
     if not found:
         raise ValueError("shape: expected at least one dimension, got ()")
+    return found
+
+
+def listed(values: Any, name: str, expected: str, count: int | None = None) -> list[Any]:
+    """Return the values of a parameter that has several, `count` of them if it is given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has none, or another number; the message says what was expected.
+    """
+    text = f"{name}: expected {expected}, got {values!r}"
+    try:
+        found = list(values)
+    except TypeError:
+        raise TypeError(text) from None
+    if count is not None and len(found) != count:
+        raise ValueError(text)
     return found
 
 

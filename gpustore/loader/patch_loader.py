@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.host_batches import HostBatches
 from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
-from gpustore.loader.parameters import check_names, whole_number
+from gpustore.loader.parameters import check_names, listed, whole_number
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, check_alike, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
@@ -141,6 +142,8 @@ class PatchLoader:
             raise TypeError(f"transform: expected a function, got {transform!r}")
         if to not in _LIBRARIES:
             raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
+        if not isinstance(sampler, (RandomPatches, GridPatches)):
+            raise TypeError(f"sampler: expected RandomPatches or GridPatches, got {sampler!r}")
         patch = tuple(sampler.shape)
         self._volumes, is_list = volumes_of(arrays, patch)
         self._sampler = sampler
@@ -229,14 +232,15 @@ class PatchLoader:
             for number in numbers:
                 with self._statistics.spending("waited_s"):
                     batch = next(batches, None)
-                if batch is None:
+                if batch is None or self._iterator is not batches:
                     raise RuntimeError("the loader was closed, or has begun another iteration")
-                self._position = number + workers
-                if workers == 1 and number == numbers[-1]:
-                    self._begin_next_epoch()
                 with self._statistics.spending("used_s"):
                     given = [batch if self._transform is None else self._transform(batch)]
                     del batch
+                    # Behind `transform`: a batch that it fails on comes again.
+                    self._position = number + workers
+                    if workers == 1 and number == numbers[-1]:
+                        self._begin_next_epoch()
                     yield given.pop()  # Only the program keeps it.
             # Other workers may not be that far: their states have the epoch and their last batch.
             if workers > 1 or not numbers:
@@ -248,9 +252,13 @@ class PatchLoader:
         self.epoch, self._position, self._worker = self.epoch + 1, 0, None
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with an epoch; its own one goes on where it was loaded."""
+        """Begin the next iteration with an epoch; its own one goes on where it was loaded.
+
+        Another epoch ends an iteration that is under way.
+        """
         epoch = whole_number(epoch, "epoch", 0)
         if epoch != self.epoch:
+            self._end()
             self.epoch, self._position, self._first = epoch, 0, None
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,7 +281,11 @@ class PatchLoader:
         ValueError
             If it is no state of a loader.
         """
-        if not isinstance(state, Mapping) or not self.state_dict().keys() <= state.keys():
+        if (
+            not isinstance(state, Mapping)
+            or not self.state_dict().keys() <= state.keys()
+            or not isinstance(state["fingerprint"], Mapping)
+        ):
             raise ValueError(f"state: expected what state_dict() returns, got {state!r}")
         found = self._fingerprint()
         then = state["fingerprint"]
@@ -289,10 +301,13 @@ class PatchLoader:
                 )
         epoch = whole_number(state["epoch"], "epoch", 0)
         position = whole_number(state["position"], "position", 0)
+        worker = state["worker"]
+        if worker is not None:
+            number, workers = listed(worker, "worker", "its number and that of all", 2)
+            worker = number, workers
         self._end()
         self.epoch, self._position, self._first = epoch, position, position
-        worker = state["worker"]
-        self._worker = None if worker is None else (worker[0], worker[1])
+        self._worker = worker
 
     def explain(self) -> LoaderExplanation:
         """Estimate what :attr:`epoch` will read; no stored value is read.
@@ -416,8 +431,10 @@ class PatchLoader:
 
     def _end(self) -> None:
         iterator, self._iterator = self._iterator, None
-        if iterator is not None:
+        if isinstance(iterator, BatchesAhead):
             iterator.close()
+        elif iterator is not None and inspect.getgeneratorstate(iterator) != inspect.GEN_RUNNING:
+            iterator.close()  # One that another thread runs ends with the batch that it makes.
 
     def _register(self) -> None:
         """Let PyTorch's DataLoader, if the program may use it, know what this is."""

@@ -79,8 +79,10 @@ class RandomPatches:
         object.__setattr__(self, "window", nbytes_of(self.window, "window"))
         if self.weights is None:
             return
-        weights = np.array(self.weights, np.float64)  # A copy, which nobody changes.
-        weights.setflags(write=False)
+        try:
+            weights = np.array(self.weights, np.float64)  # A copy, which nobody changes.
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"weights: expected an array of numbers: {error}") from error
         if weights.ndim != len(self.shape):
             raise ValueError(
                 f"weights: expected {len(self.shape)} dimensions as the patch has, "
@@ -94,6 +96,9 @@ class RandomPatches:
             raise ValueError(
                 "weights: expected finite numbers of which none is negative, not all 0"
             )
+        # Sums over all origins stay finite. A power of two changes no probability.
+        weights = np.ldexp(weights, -int(np.frexp(weights.max())[1]))
+        weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
 
     @property
@@ -131,10 +136,10 @@ class RandomOrder:
         self._volume = np.repeat(np.arange(len(volumes)), [len(one) for one in self._volumes])
         self._number = np.concatenate([np.arange(len(one)) for one in self._volumes])
         mass = np.concatenate([one.mass for one in self._volumes])
-        if not mass.sum():
+        ends = np.cumsum(mass)
+        if not ends[-1]:
             raise ValueError("weights: no patch has its centre where a weight is not 0")
-        self._expected = np.cumsum(mass) / mass.sum() * sampler.per_epoch
-        self._expected[-1] = sampler.per_epoch
+        self._expected = ends / ends[-1] * sampler.per_epoch
 
     def __len__(self) -> int:
         return self._sampler.per_epoch
@@ -181,9 +186,9 @@ class _Blocks:
         for d, n in enumerate(self._weights.shape):
             space = self._space
             # The centre of an origin lies in a cell from its first element on.
-            begin = np.arange(1, n) * (space.shape[d] / n)
-            number = (begin - space.patch[d] // 2 - space.first[d]) / space.steps[d]
-            inner = np.clip(np.ceil(number).astype(np.int64), 0, space.counts[d])
+            begin = -(-np.arange(1, n) * space.shape[d] // n)
+            number = -(-(begin - space.patch[d] // 2 - space.first[d]) // space.steps[d])
+            inner = np.clip(number, 0, space.counts[d])
             found.append(np.concatenate([[0], inner, [space.counts[d]]]))
         return found
 

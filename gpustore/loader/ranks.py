@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gpustore
+from gpustore.loader.parameters import listed, whole_number
 
 Ranks = tuple[int, int]
 """Rank of this process, and number of processes."""
@@ -50,8 +51,8 @@ def ranks_of(dist: str | Ranks | Callable[[], Ranks] | None) -> Ranks:
         raise ValueError(f'dist: expected "auto", "torch", "jax" or (rank, world), got {dist!r}')
     else:
         found = dist
-    rank, world = (int(n) for n in found)
-    if not 0 <= rank < world:
+    rank, world = (whole_number(n, "dist", 0) for n in listed(found, "dist", "(rank, world)", 2))
+    if rank >= world:
         raise ValueError(f"dist: expected 0 <= rank < world, got rank {rank} of {world}")
     return rank, world
 

@@ -144,10 +144,12 @@ class Volume:
 
     def state(self) -> dict[str, Any]:
         """Return what the order of patches depends on, as JSON."""
-        return {
+        arrays = {
             one.name: {"shape": list(one.store.shape), "dtype": one.store.dtype.name}
             for one in self.arrays
-        } | {"chunks": list(self.chunks)}
+        }
+        # Those of the first array, in whose elements patches and origins are given.
+        return {"arrays": arrays, "shape": list(self.shape), "chunks": list(self.chunks)}
 
 
 def _last(values: Sequence[_T], rank: int) -> tuple[_T, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import gpustore
+from gpustore.loader.parameters import listed
 from gpustore.loader.volume import Volume
 
 Arrays = gpustore.TensorStore | Mapping[str, gpustore.TensorStore]
@@ -25,7 +26,7 @@ def volumes_of(
         If there are none, or arrays do not fit together or are no stores.
     """
     is_list = not isinstance(arrays, (gpustore.TensorStore, Mapping))
-    some: list[Any] = list(arrays) if is_list else [arrays]
+    some: list[Any] = listed(arrays, "arrays", "stores or dicts of stores") if is_list else [arrays]
     if not some:
         raise gpustore.MismatchError("arrays: expected at least one volume, got none")
     found = [Volume(_named(one), patch) for one in some]

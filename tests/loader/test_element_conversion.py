@@ -29,3 +29,10 @@ def test_normalised_elements_are_rounded_once(source, target):
     assert batch["image"][0].tobytes() == exact.astype(target).tobytes()
     assert batch["image"].min() == 0
     assert target == "float64" or batch["image"].max() == 1
+
+
+def test_what_is_not_normalised_is_refused_at_once():
+    store = gpustore.array(np.ones(9, "complex64"))
+    sampler = RandomPatches((9,), per_epoch=1)
+    with pytest.raises(gpustore.UnsupportedError, match="'image' of complex64 is not normalised"):
+        PatchLoader(store, sampler=sampler, batch_size=1, normalize=(0, 1))

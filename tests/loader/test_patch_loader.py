@@ -360,6 +360,13 @@ def test_nothing_is_left_behind_by_a_break_an_error_or_a_drop(store):
         ({"dist": "torch"}, ValueError, "not initialised"),
         ({"dist": (0, 7)}, ValueError, "some ranks have none"),
         ({"batch_size": 9, "drop_last": True}, ValueError, "no batch"),
+        ({"dist": 3}, TypeError, r"dist: expected \(rank, world\), got 3"),
+        ({"dist": (0, 1, 2)}, ValueError, r"dist: expected \(rank, world\), got \(0, 1, 2\)"),
+        ({"dist": (0.5, 2)}, TypeError, "dist: expected a whole number, got 0.5"),
+        ({"sampler": (8, 8, 8)}, TypeError, "sampler: expected RandomPatches or GridPatches"),
+        ({"memory": None}, TypeError, "memory: expected bytes, .* got None"),
+        ({"layout": 3}, TypeError, "layout: expected names .* got 3"),
+        ({"normalize": 255}, TypeError, r"normalize: expected \(low, high\), got 255"),
         ({"normalize": (1, 1)}, ValueError, "low < high"),
         ({"normalize": (0, 1), "dtype": "uint8"}, ValueError, "no fractions"),
     ],
@@ -374,6 +381,7 @@ def test_parameters_without_meaning_are_errors_at_once(store, change, error, tex
     "options",
     [
         {"shape": ()},
+        {"shape": 2},
         {"shape": (0, 1)},
         {"shape": (1.5, 1)},
         {"per_epoch": 0},
@@ -389,6 +397,7 @@ def test_parameters_without_meaning_are_errors_at_once(store, change, error, tex
         {"weights": np.ones((0, 3))},
         {"weights": []},
         {"weights": [1.0]},
+        {"weights": "foreground"},
     ],
 )
 def test_samplers_without_meaning_are_errors_at_once(options):
@@ -402,6 +411,7 @@ def test_samplers_without_meaning_are_errors_at_once(options):
         (np.zeros((8, 8)), TypeError, "expected stores or dicts of stores, got ndarray"),
         ({"image": np.zeros((8, 8))}, TypeError, "'image' is of ndarray"),
         (["memory://a"], TypeError, "got str"),
+        (None, TypeError, "arrays: expected stores or dicts of stores, got None"),
         ([], gpustore.MismatchError, "at least one volume"),
         ({}, gpustore.MismatchError, "at least one array"),
         ({"origin": gpustore.array(np.zeros((8, 8)))}, ValueError, "origin"),
@@ -423,14 +433,22 @@ def test_arrays_that_do_not_fit_are_errors_at_once(arrays, error, text):
 
 
 @pytest.mark.parametrize(
-    "change", [None, {"fingerprint": None}, {"epoch": -1}, {"position": "3"}, {"position": -1}]
+    "change",
+    [
+        None,
+        {"fingerprint": None},
+        {"epoch": -1},
+        {"position": "3"},
+        {"position": -1},
+        {"worker": 3},
+    ],
 )
 def test_what_is_no_state_is_an_error(store, change):
     loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=8), batch_size=4)
     state = None if change is None else loader.state_dict() | change
     if change == {"fingerprint": None}:
         del state["fingerprint"]
-    with pytest.raises((TypeError, ValueError), match=r"state|epoch|position"):
+    with pytest.raises((TypeError, ValueError), match=r"state|epoch|position|worker"):
         loader.load_state_dict(state)
     assert len(origins(loader)) == 8
 
@@ -526,3 +544,104 @@ def test_empty_volumes_are_refused():
     sampler = RandomPatches((2, 2), per_epoch=1, edge="fill")
     with pytest.raises(gpustore.MismatchError, match="is empty"):
         PatchLoader(store, sampler=sampler, batch_size=1)
+
+
+@pytest.mark.parametrize("overlap", [0.25, (0.5, 0.5), -1, (1, 2, 3), 4])
+def test_overlaps_without_meaning_are_errors_at_once(overlap):
+    with pytest.raises((TypeError, ValueError), match="overlap: expected"):
+        GridPatches((4, 4), overlap=overlap)
+    assert GridPatches((4, 4), overlap=np.int64(2)).overlap == (2, 2)
+
+
+def test_states_tell_apart_arrays_whose_patches_are_others():
+    wide, narrow = stored(np.zeros((64, 64)), (16, 16)), stored(np.zeros((32, 32)), (16, 16))
+    wider = stored(np.zeros((128, 128)), (16, 16))
+
+    def loader(arrays):
+        return PatchLoader(arrays, sampler=RandomPatches((16, 16), per_epoch=9), batch_size=3)
+
+    state = loader({"chunks": wide, "label": narrow}).state_dict()
+    for arrays in {"label": narrow, "chunks": wide}, {"chunks": wider, "label": narrow}:
+        with pytest.raises(gpustore.ConflictError, match="another arrays"):
+            loader(arrays).load_state_dict(state)
+
+
+def test_a_batch_that_a_transform_fails_on_comes_again(store):
+    failing = []
+
+    def transform(batch):
+        if len(failing) == 9:
+            failing.append(batch["origin"])
+            raise ArithmeticError
+        failing.append(None)
+        return batch
+
+    loader = PatchLoader(
+        store, sampler=RandomPatches((8, 8, 8), per_epoch=40), batch_size=4, transform=transform
+    )
+    with pytest.raises(ArithmeticError):
+        list(loader)
+    loader.load_state_dict(loader.state_dict())
+    (last,) = loader
+    np.testing.assert_array_equal(last["origin"], failing[9])
+    assert loader.epoch == 1
+
+
+def test_another_epoch_ends_an_iteration(store):
+    loader = PatchLoader(store, sampler=RandomPatches((8, 8, 8), per_epoch=40), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    loader.set_epoch(5)
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(batches)
+    assert loader.state_dict()["epoch"] == 5
+    assert loader.state_dict()["position"] == 0
+
+
+def test_weights_with_huge_sums_are_probabilities():
+    store = gpustore.array(np.zeros((8, 8)))
+    sampler = RandomPatches((2, 2), per_epoch=400, weights=[[1e308, 1e308]])
+    with np.errstate(all="raise"):
+        found = origins(PatchLoader(store, sampler=sampler, batch_size=400))
+    assert 100 < sum(x < 3 for _, x in found) < 300
+
+
+def test_centres_lie_in_cells_of_whole_elements():
+    # 25 * (14 / 50) is 7.000000000000001 in float64.
+    weights = np.zeros(50)
+    weights[25] = 1
+    store = gpustore.array(np.zeros(14))
+    sampler = RandomPatches((1,), per_epoch=3, weights=weights)
+    assert set(origins(PatchLoader(store, sampler=sampler, batch_size=3))) == {(7,)}
+
+
+def test_another_thread_may_close_a_loader_that_makes_a_batch(store):
+    making, closed, errors = threading.Event(), threading.Event(), []
+
+    class Waiting(RandomPatches):
+        def order(self, volumes):
+            found = super().order(volumes)
+            windows = found.windows
+
+            def waiting(epoch, first):
+                making.set()
+                assert closed.wait(60)
+                return windows(epoch, first)
+
+            found.windows = waiting
+            return found
+
+    def use():
+        with pytest.raises(RuntimeError, match="was closed") as error:
+            list(loader)
+        errors.append(error)
+
+    sampler = Waiting((8, 8, 8), per_epoch=8)
+    loader = PatchLoader(store, sampler=sampler, batch_size=4, prefetch=0)
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert making.wait(60)
+    loader.close()
+    closed.set()
+    thread.join()
+    assert errors
