@@ -53,7 +53,8 @@ class ElementConversion:
         if normalize is None:
             return cls(found)
         low, high = map(float, listed(normalize, "normalize", "(low, high)", 2))
-        if not 0 < high - low < np.inf:
+        scale = 1 / (high - low) if low < high else 0.0
+        if not 0 < scale < np.inf:
             raise ValueError(f"normalize: expected finite low < high, got {low} and {high}")
         if dtype is None:
             found = np.dtype(np.float32)
@@ -62,7 +63,7 @@ class ElementConversion:
                 f"normalize: array {array.name!r} becomes {found}, which has no fractions; choose "
                 "a dtype of floating-point numbers"
             )
-        made = cls(found, low, 1 / (high - low))
+        made = cls(found, low, scale)
         try:
             made(np.empty(0, array.dtype), np.empty(0, found))
         except TypeError as error:

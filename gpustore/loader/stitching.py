@@ -72,6 +72,10 @@ class stitch:
     def __init__(
         self, store: gpustore.TensorStore, sampler: GridPatches, *, weights: Any = "gaussian"
     ) -> None:
+        if not isinstance(store, gpustore.TensorStore):
+            raise TypeError(f"store: expected a TensorStore, got {type(store).__name__}")
+        if not isinstance(sampler, GridPatches):
+            raise TypeError(f"sampler: expected GridPatches, got {sampler!r}")
         patch = tuple(sampler.shape)
         rank = len(patch)
         lead = store.rank - rank
@@ -126,13 +130,20 @@ class stitch:
         Raises
         ------
         MismatchError
-            If they have another shape, or are none of the patches of the sampler.
+            If they have another shape or are no numbers, or none of the patches of the sampler.
         """
-        values = np.asarray(patches)
-        wanted = (len(values), *self._leading, *self._patch)
+        values, places = np.asarray(patches), np.asarray(origins)
+        wanted = (len(places), *self._leading, *self._patch)
         if values.shape != wanted:
             raise gpustore.MismatchError(f"patches: expected shape {wanted}, got {values.shape}")
-        found = np.asarray(origins, np.int64) - self._origin
+        if places.shape != (len(places), len(self._patch)) or places.dtype.kind not in "iu":
+            raise gpustore.MismatchError(
+                f"origins: expected integers of shape {len(places), len(self._patch)}, got "
+                f"{places.dtype} of shape {places.shape}"
+            )
+        if not np.can_cast(values.dtype, self._exact, "same_kind"):
+            raise gpustore.MismatchError(f"patches: expected real numbers, got {values.dtype}")
+        found = places.astype(np.int64) - self._origin
         for origin, one in zip(found.tolist(), values, strict=True):
             self._add(origin, one)
 
@@ -194,8 +205,9 @@ class stitch:
         MismatchError
             If patches are missing; what is finished is written.
         """
-        while self._writes:
-            self._writes.popleft().result()
+        errors = self._wait()
+        if errors:
+            raise errors[0]
         if self._left:
             raise gpustore.MismatchError(
                 f"{self._left} patches are missing: {len(self._sums)} chunks are begun, not written"
@@ -209,8 +221,13 @@ class stitch:
             self.close()
             return
         self._sums.clear()
-        while self._writes:  # Nothing is written behind the caller's back.
-            self._writes.popleft().exception()
+        self._wait()
+
+    def _wait(self) -> list[BaseException]:
+        """Wait until nothing is written behind the caller's back any more; return what failed."""
+        errors = [one.exception() for one in self._writes]
+        self._writes.clear()
+        return [one for one in errors if one is not None]
 
 
 class _Sum:

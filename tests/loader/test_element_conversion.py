@@ -36,3 +36,6 @@ def test_what_is_not_normalised_is_refused_at_once():
     sampler = RandomPatches((9,), per_epoch=1)
     with pytest.raises(gpustore.UnsupportedError, match="'image' of complex64 is not normalised"):
         PatchLoader(store, sampler=sampler, batch_size=1, normalize=(0, 1))
+    for low, high in (0, 5e-324), (0, np.inf), (np.nan, 1), (2, 1):
+        with pytest.raises(ValueError, match="normalize: expected finite low < high"):
+            PatchLoader(store, sampler=sampler, batch_size=1, normalize=(low, high))

@@ -2,13 +2,14 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
-from gpustore.loader import GridPatches, PatchLoader, stitch
+from gpustore.loader import GridPatches, PatchLoader, RandomPatches, stitch
 
 
 def created(shape, chunks, dtype="float32", **words):
@@ -125,3 +126,30 @@ def test_what_does_not_fit_is_an_error():
     for wrong in ("linear", np.zeros((4, 4)), np.ones((4, 5))):
         with pytest.raises(ValueError, match="weights"):
             stitch(result, grid, weights=wrong)
+
+
+@pytest.mark.parametrize(
+    ("origins", "patches", "text"),
+    [
+        ([[0.5, 0.0]], np.ones((1, 4, 4)), "origins: expected integers .* got float64"),
+        ([0, 0], np.ones((2, 4, 4)), r"origins: expected integers of shape \(2, 2\)"),
+        ([[0, 0, 0]], np.ones((1, 4, 4)), r"got int64 of shape \(1, 3\)"),
+        ([[0, 0]], np.ones((2, 4, 4)), r"patches: expected shape \(1, 4, 4\)"),
+        ([[0, 0]], np.ones((1, 4, 4), complex), "patches: expected real numbers, got complex128"),
+    ],
+)
+def test_patches_of_wrong_kinds_are_errors_and_not_added(origins, patches, text):
+    result = created((4, 4), (4, 4))
+    stitched = stitch(result, GridPatches((4, 4)))
+    with pytest.raises(gpustore.MismatchError, match=text):
+        stitched.add(origins, patches)
+    stitched.add([[0, 0]], np.ones((1, 4, 4), ml_dtypes.bfloat16))
+    stitched.close()
+    assert (result.read().result() == 1).all()
+
+
+def test_what_is_no_store_or_grid_is_an_error():
+    with pytest.raises(TypeError, match="store: expected a TensorStore, got ndarray"):
+        stitch(np.zeros((4, 4)), GridPatches((4, 4)))
+    with pytest.raises(TypeError, match="sampler: expected GridPatches, got RandomPatches"):
+        stitch(created((4, 4), (4, 4)), RandomPatches((4, 4), per_epoch=1))
