@@ -68,7 +68,11 @@ def facts_of(group: gpustore.Group) -> list[tuple[str, str]]:
     assert found is not None  # Image.of_group has parsed the same.
     facts = []
     for level in image.levels:
-        store = level.store
+        try:
+            store = level.store
+        except gpustore.GpustoreError as error:  # The others are shown all the same.
+            facts.append((f"level {level.path}", str(error)))
+            continue
         facts.append(
             (
                 f"level {level.path}",
@@ -99,7 +103,7 @@ def composed(
     -------
     pixels : ndarray of uint8, shape (height, width, 3)
         Each channel from the start of its window, black, to the end, its full colour; channels
-        that are not active are left out, all are added.
+        that are not active are left out if there is an active one, all are added.
     text : str
         Names, colours and windows.
     None
@@ -111,10 +115,11 @@ def composed(
     channels = omero.channels
     if any(channel.color is None for channel in channels):
         return None
+    some = any(channel.active for channel in channels)
     total = np.zeros((*planes[0].shape, 3))
     shown = []
     for channel, plane in zip(channels, planes, strict=True):
-        if not channel.active:
+        if not channel.active and some:
             continue
         numbers = numbers_of(plane)
         window = channel.window

@@ -426,6 +426,9 @@ class DriverKind(Protocol):
 class AdapterKind(DriverKind, Protocol):
     """The object that an adapter registers, with ``from_base`` in place of ``from_json``."""
 
+    keeps_dtype: bool
+    """Whether the data type of the adapter is also that of the base, which need not state it."""
+
     def from_base(
         self,
         base: DriverSpec,

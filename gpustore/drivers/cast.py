@@ -356,6 +356,7 @@ class _CastKind:
     id = "cast"
     is_adapter = True
     shares_members = False
+    keeps_dtype = False
 
     of_driver = staticmethod(cast_driver)
 

@@ -45,6 +45,7 @@ from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError, p
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.index_space.downsampling import downsampled
+from gpustore.index_space.interval import fits_int64
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.crop_plan import check_starts
@@ -405,9 +406,11 @@ def check_factors(factors: Sequence[int], rank: int | None, of: str) -> tuple[in
         raise MetadataError(
             f"Number of downsample factors ({len(found)}) does not match {of} rank ({rank})"
         )
+    shown = ", ".join(map(str, found))
     if any(factor < 1 for factor in found):
-        shown = ", ".join(map(str, found))
         raise MetadataError(f"Downsample factors {{{shown}}} are not all positive")
+    if not all(map(fits_int64, found)):
+        raise MetadataError(f"Downsample factors {{{shown}}} are not all 64-bit signed integers")
     return found
 
 
@@ -581,6 +584,7 @@ class _DownsampleKind:
     id = "downsample"
     is_adapter = True
     shares_members = False
+    keeps_dtype = True
 
     of_driver = staticmethod(downsample_driver)
 

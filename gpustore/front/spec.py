@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from gpustore import registry
@@ -440,7 +441,8 @@ _OPTION_SETTERS = {
 }
 
 
-def _parsed(json: JsonValue) -> Parts:
+def _parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
+    """Return the parts of a spec; `dtype` is the data type that one around it states."""
     if isinstance(json, str):
         return _from_url(json), None, OpenMode(), None
     members = Members(expect_object(json))
@@ -458,9 +460,11 @@ def _parsed(json: JsonValue) -> Parts:
     if "schema" in members:
         schema = members.take_with("schema", Schema)
     if "dtype" in members:
-        dtype = members.take("dtype")
+        stated = members.take("dtype")
         with in_member("dtype"):
-            schema.set_dtype(dtype_from_json(dtype))
+            schema.set_dtype(dtype_from_json(stated))
+    if dtype is not None:
+        schema.set_dtype(dtype)
     rank = members.take_int("rank", 0, 32, None)
     transform = members.take_with("transform", _transform, None)
     if rank is not None and transform is not None and transform.input_rank != rank:
@@ -472,7 +476,9 @@ def _parsed(json: JsonValue) -> Parts:
     if driver_rank is not None:
         schema.update(rank=driver_rank)
     if kind.is_adapter:
-        base, below, mode, base_context = members.take_with("base", _parsed)
+        base, below, mode, base_context = members.take_with(
+            "base", partial(_parsed, dtype=schema.dtype if kind.keeps_dtype else None)
+        )
         driver, below = kind.from_base(base, below, base_context, members, schema)
         members.finish()
         if below is not None:

@@ -41,7 +41,8 @@ def _cells(dim: Dim, factor: int, strided: bool) -> Dim:
     if low != -INF:
         low = -(-low // factor) if strided else low // factor
     if high != INF_STOP:
-        high = -(-high // factor)
+        # No element is in no block.
+        high = low if dim.inclusive_min == high else -(-high // factor)
     return Dim(
         inclusive_min=low,
         exclusive_max=max(low, high),

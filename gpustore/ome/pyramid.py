@@ -82,9 +82,12 @@ def build(
     """
     paths = list(own)
     finest = _stored(group, paths[0])
-    steps = _steps(group, axes, paths, own[paths[0]], levels)
-    text = json.dumps([method, list(finest.shape), finest.dtype.name, [vars(s) for s in steps]])
-    journal = Journal(group.kvstore, hashlib.sha256(text.encode()).hexdigest(), JOURNAL)
+    steps = _new_steps(finest, axes, paths[0], own[paths[0]], levels)
+    journal = _journal(group, method, finest, steps)
+    # An image has several levels, too, when the call that makes them ended before the last one.
+    if len(paths) > 1 and not journal.found:
+        steps = _steps(group, paths, levels)
+        journal = _journal(group, method, finest, steps)
     stores = [finest]
     for step in steps:
         stores.append(_array(group, step, stores[-1], finest))
@@ -133,19 +136,30 @@ def build(
     journal.remove()
 
 
-def _steps(
-    group: gpustore.Group,
+def _journal(
+    group: gpustore.Group, method: str, finest: gpustore.TensorStore, steps: Sequence[_Step]
+) -> Journal:
+    """Return the document about the levels, found if a call that makes these has ended early."""
+    text = json.dumps([method, list(finest.shape), finest.dtype.name, [vars(s) for s in steps]])
+    return Journal(group.kvstore, hashlib.sha256(text.encode()).hexdigest(), JOURNAL)
+
+
+def _new_steps(
+    finest: gpustore.TensorStore,
     axes: Sequence[Axis],
-    paths: Sequence[str],
+    path: str,
     transform: AxisTransform,
     levels: int | None,
 ) -> list[_Step]:
-    """Return the levels to be made: those that the image has, or new ones if it has one."""
+    """Return the levels that an image gets which has one."""
+    found = level_factors(finest.shape, axes, transform.scale, levels)
+    names = (str(number) for number in itertools.count(1))
+    return [_Step(next(n for n in names if n != path), factors) for factors in found]
+
+
+def _steps(group: gpustore.Group, paths: Sequence[str], levels: int | None) -> list[_Step]:
+    """Return the levels that an image has."""
     shape = tuple(_stored(group, paths[0]).shape)
-    if len(paths) == 1:
-        found = level_factors(shape, axes, transform.scale, levels)
-        names = (str(number) for number in itertools.count(1))
-        return [_Step(next(n for n in names if n != paths[0]), factors) for factors in found]
     if levels is not None and levels != len(paths):
         raise ValueError(f"levels: the image has {len(paths)}, got {levels}")
     steps = []

@@ -117,3 +117,16 @@ def test_channels_that_are_not_active_are_left_out(gpustore_command, cells, tmp_
     group.attrs.update(attributes).result()
     gpustore_command("view", cells, "--png", tmp_path / "a.png")
     assert np.asarray(image.open(tmp_path / "a.png"))[..., 2].max() == 0
+    attributes["ome"]["omero"]["channels"][1]["active"] = False
+    group.attrs.update(attributes).result()
+    gpustore_command("view", cells, "--png", tmp_path / "a.png")
+    assert np.asarray(image.open(tmp_path / "a.png")).max() == 255
+
+
+def test_info_of_an_image_without_one_of_its_levels(gpustore_command, cells):
+    gpustore.open_group(cells).result().delete("0").result()
+    code, out, _ = gpustore_command("info", cells)
+    assert code == 0
+    assert "0/zarr.json" in out
+    assert "2 x 3 x 200 x 300 uint16" in out
+    assert "DAPI, GFP" in out

@@ -165,6 +165,38 @@ def test_methods_a_data_type_does_not_have(dtype, method):
     assert agree(*results), results
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_of_no_elements_are_none(method):
+    def tried(lib):
+        store = lib.array(np.arange(9))[2:8][3:3]
+        view = lib.downsample(store, [2], method)
+        return str(view.domain), view.read().result().tolist()
+
+    results = [outcome(lambda lib=lib: tried(lib)) for lib in LIBRARIES]
+    assert agree(*results), results
+    assert tried(gpustore)[1] == []
+
+
+def test_the_data_type_of_a_spec_is_that_of_its_base():
+    view = gpustore.downsample(gpustore.array(np.arange(4, dtype="int16")), [2], "max")
+    json = view.spec().to_json()
+    assert "dtype" not in json["base"]
+    for lib in LIBRARIES:
+        assert lib.open(json).result().read().result().tolist() == [1, 3]
+    with pytest.raises(gpustore.MetadataError, match="dtype"):
+        gpustore.Spec({**json, "base": {**json["base"], "dtype": "int8"}})
+
+
+def test_factors_beyond_64_bits_are_refused():
+    with pytest.raises(gpustore.MetadataError, match="not all 64-bit signed integers"):
+        gpustore.downsample(gpustore.array(np.arange(4)), [2**63], "mean")
+
+
+def test_info_counts_no_chunks_of_the_base(tmp_path):
+    store = opened(gpustore, tmp_path)
+    assert gpustore.downsample(store, [2, 2], "mean").info.values_stored is None
+
+
 def test_a_spec_opens_what_was_stored(tmp_path):
     store = gpustore.downsample(opened(gpustore, tmp_path)[1:], [2, 3], "mean")
     for again in (

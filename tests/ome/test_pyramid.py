@@ -149,6 +149,28 @@ def test_a_build_that_ended_is_continued(killed_at, context, monkeypatch):
     assert pyramid.JOURNAL.encode() not in [key for key in image.group.kvstore.list().result()]
 
 
+@pytest.mark.parametrize("levels", [4, None])
+def test_a_build_that_ended_after_a_whole_level_is_continued(levels, context):
+    image = ome.create("memory://k/", shape=(1200, 1200), dtype="uint8", axes="yx",
+                       chunks=(300, 300), context=context)  # fmt: skip
+    values = RNG.integers(0, 200, (1200, 1200)).astype("uint8")
+    image.write(values)
+
+    def stop(done, total):
+        if done > 600 * 600:
+            raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        image.build_pyramid(levels=levels, memory=100_000, progress=stop)
+    image = ome.open("memory://k/", context=context)
+    assert len(image.levels) == 2
+    image.build_pyramid(levels=levels, memory=100_000)
+    whole = ome.write("memory://w/", values, axes="yx", levels=levels, context=context)
+    assert len(image.levels) == len(whole.levels) == 4
+    for one, other in zip(levels_of(image), levels_of(whole), strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_a_pyramid_of_other_elements_begins_again(context, monkeypatch):
     image = ome.create("memory://k/", shape=(64, 64), dtype="uint8", axes="yx", chunks=(16, 16),
                        context=context)  # fmt: skip
