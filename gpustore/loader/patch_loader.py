@@ -30,7 +30,7 @@ from gpustore.loader.stored_metadata import StoredMetadata
 from gpustore.loader.volumes import Arrays, volumes_of
 from gpustore.loader.window_reads import WindowReads, windows_of
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 """Of states: changes when the same seed gives other patches."""
 
 _LIBRARIES: Final = ("numpy", "cupy", "torch", "jax")

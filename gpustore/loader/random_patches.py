@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.display.nbytes import nbytes_of
-from gpustore.loader.numbers import below, fractions, key_of, permutation
+from gpustore.loader.numbers import below, fractions, key_of, permutation, words
 from gpustore.loader.order import Window
 from gpustore.loader.parameters import patch_shape, whole_number
 from gpustore.loader.space import PatchSpace
-from gpustore.loader.strata import halvings, placed, strata
+from gpustore.loader.strata import LEVELS, halvings, placed, strata
 
 Integers = NDArray[np.int64]
 
-_BLOCKS, _OFFSET, _CELLS, _ORIGIN, _STRATA = range(5)
+_BLOCKS, _OFFSET, _CELLS, _ORIGIN, _STRATA, _SIDES = range(6)
 """Purposes of random numbers, part of their keys."""
 
 EDGES: Final = ("shift", "reflect", "fill")
@@ -163,7 +163,9 @@ class RandomOrder:
             space, number = self._volumes[volume], int(self._number[block])
             origins = space.draw(key_of(key, block), number, count)
             first = int(ends[at]) - count
-            stratum = self.strata(epoch, first + np.arange(count))
+            # Each rank has the same strata always: their places differ from window to window.
+            sides = int(words(key_of(key, _SIDES), block)) >> (64 - LEVELS)
+            stratum = self.strata(epoch, first + np.arange(count)) ^ sides
             yield Window(first, volume, placed(origins, stratum, space.halvings(number)))
 
 

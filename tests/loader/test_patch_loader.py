@@ -645,3 +645,11 @@ def test_another_thread_may_close_a_loader_that_makes_a_batch(store):
     closed.set()
     thread.join()
     assert errors
+
+
+def test_each_rank_has_patches_of_all_places():
+    store = gpustore.array(np.zeros(64))
+    sampler = RandomPatches((1,), per_epoch=32)
+    loader = PatchLoader(store, sampler=sampler, batch_size=4, dist=(0, 4))
+    quarters = [np.array(origins(loader)).mean() // 16 for _ in range(40)]
+    assert np.bincount(np.array(quarters, int), minlength=4).min() >= 3
