@@ -69,6 +69,7 @@ _SCHEMES = {
     ("kvstores", "gcs"): "",
     ("kvstores", "https"): "http",
     ("drivers", "array"): "",
+    ("drivers", "downsample"): "",
     ("drivers", "zarr"): "",
 }
 
