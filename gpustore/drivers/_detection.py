@@ -173,7 +173,16 @@ def detect(store: KvStore, max_nbytes: int = 0) -> Found:
     """
     found = None
     if store.path and not store.path.endswith("/"):
-        found = _detect_file(store)
+        try:
+            found = _detect_file(store)
+        except StoreIOError as error:
+            if error.status != "PERMISSION_DENIED" or store.driver.can_list:
+                raise
+            # An HTTP server that lists nothing refuses a directory, but not what is in it.
+            below = _detect_directory(store, max_nbytes)
+            if not below.formats and not is_v2_group(store):
+                raise
+            return below
     if found is None:
         return _detect_directory(store, max_nbytes)
     if not found.formats and not store.driver.can_list:

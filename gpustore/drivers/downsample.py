@@ -420,8 +420,10 @@ def check_method(method: str, dtype: dtype_ | None) -> None:
     if dtype is None:
         return
     kind = dtype.array_dtype
-    if (kind.hasobject and method not in ("stride", "mode")) or (
-        kind.kind == "c" and method in _ONLY_REAL
+    if (
+        (kind.hasobject and method not in ("stride", "mode"))
+        or (kind.kind == "c" and method in _ONLY_REAL)
+        or (kind.kind in "SU" and method != "stride")
     ):
         raise MetadataError(
             f'Downsample method "{method}" does not support data type "{dtype.name}"'

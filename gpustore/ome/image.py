@@ -208,7 +208,10 @@ class Image:
             memory=nbytes_of(memory, "memory"),
             progress=progress,
         )
-        self._set(*_metadata_of(self.group))
+        stored = Image.of_group(self.group)
+        if self.coordinate_system != stored.coordinate_system:
+            stored = stored.in_system(self.coordinate_system)
+        self._set(stored._metadata, stored._omero)
 
     def create_label(
         self,

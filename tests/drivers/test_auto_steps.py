@@ -12,7 +12,7 @@ import gpustore
 from gpustore import registry
 from gpustore.errors import MismatchError, UnsupportedError
 from tests.emulator.queue import ORDERS
-from tests.kvstores.http.http_server import HttpServer
+from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.on_device import emulated, on_host
 
 METADATA = {
@@ -181,6 +181,25 @@ def test_a_server_is_asked_no_more_than_by_tensorstore(tmp_path):
         # One more where there is nothing: it may be a group.
         for name in ("missing", "missing/", "g2/"):
             assert server.asked(gpustore, f"{server.url}/{name}")[0] == 6 + 2 * ("/" not in name)
+
+
+def test_a_server_may_refuse_directories(tmp_path):
+    create(f"file://{tmp_path}/a|zarr3:")[...] = np.arange(5, dtype=np.int32)
+    for version in (2, 3):
+        gpustore.open_group(f"{tmp_path}/g{version}|zarr{version}:", create=True).result()
+    with _Server(tmp_path) as server:
+
+        def refuse(_, connection, __):
+            connection.sendall(head(403, [("Content-Length", "0")]))
+            return True
+
+        server.faults = [Fault(refuse, path=name) for name in ("/a", "/g2", "/g3", "/no")]
+        assert gpustore.open(f"{server.url}/a").result()[4].read().result() == 4
+        for version in (2, 3):
+            group = gpustore.open_group(f"{server.url}/g{version}").result()
+            assert group.zarr_format == version
+        with pytest.raises(gpustore.StoreIOError, match="403"):
+            gpustore.open(f"{server.url}/no").result()
 
 
 def test_a_detected_array_is_opened_again_without_detection(tmp_path):

@@ -197,6 +197,17 @@ def test_info_counts_no_chunks_of_the_base(tmp_path):
     assert gpustore.downsample(store, [2, 2], "mean").info.values_stored is None
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_of_fixed_length_have_no_mean(method):
+    base = gpustore.open("memory://t/|zarr3:", create=True, shape=[4], dtype=np.dtype("<U2"),
+                         context=gpustore.Context()).result()  # fmt: skip
+    if method == "stride":
+        assert gpustore.downsample(base, [2], method).read().result().tolist() == ["", ""]
+        return
+    with pytest.raises(gpustore.MetadataError, match="does not support data type"):
+        gpustore.downsample(base, [2], method)
+
+
 def test_a_spec_opens_what_was_stored(tmp_path):
     store = gpustore.downsample(opened(gpustore, tmp_path)[1:], [2, 3], "mean")
     for again in (

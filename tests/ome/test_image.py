@@ -85,6 +85,9 @@ def test_coordinate_systems_of_06(context):
     stage = image.in_system("stage")
     assert stage.coordinate_system == "stage"
     assert list(stage.level(0).translation.values()) == [0, 1, 2, 3]
+    stage.build_pyramid(method="nearest")
+    assert stage.coordinate_system == "stage"
+    assert list(stage.level(1).translation.values()) == [0, 1, 2, 3]
     room = image.in_system("room").level(0)  # back along a scale
     assert list(room.scale.values()) == [1, 1, 0.125, 0.0625]
     assert list(room.translation.values()) == [0, 0.5, 0.5, 0.375]
