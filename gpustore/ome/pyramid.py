@@ -36,6 +36,9 @@ from gpustore.sources.base import Region, Source
 METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": ""}
 """Words for methods, and the methods of :func:`gpustore.downsample`."""
 
+_CELLS_AT_ONCE: Final = 1 << 15
+"""Elements of a level that gaussian makes at once."""
+
 JOURNAL: Final = ".gpustore-pyramid.json"
 
 
@@ -249,14 +252,12 @@ def _gaussian(
         )
 
     def read(region: Region) -> Any:
-        index, pads = [], []
-        for part, factor, extent in zip(region, factors, above.shape, strict=True):
-            low, high = part.start * factor, part.stop * factor
-            low, high = (low - 1, high + 1) if factor == 2 else (low, high)
-            index.append(slice(max(0, low), min(extent, high)))
-            pads.append((max(0, -low), max(0, high - extent)))
-        elements = np.asarray(above[tuple(index)].read(to="numpy").result())
-        return _smoothed(np.pad(elements, pads, mode="edge"), factors)
+        index = tuple(
+            slice(max(0, part.start * factor - 1), min(extent, part.stop * factor + 1))
+            for part, factor, extent in zip(region, factors, above.shape, strict=True)
+        )
+        elements = np.asarray(above[index].read(to="numpy").result())
+        return _smoothed(elements, [one.start for one in index], region, factors)
 
     chunks = above.chunks
     if chunks is not None:
@@ -264,26 +265,66 @@ def _gaussian(
     return Source(shape, above.dtype, read, chunks=chunks)
 
 
-def _smoothed(elements: NDArray[Any], factors: Sequence[int]) -> NDArray[Any]:
+def _smoothed(
+    elements: NDArray[Any], first: Sequence[int], region: Region, factors: Sequence[int]
+) -> NDArray[Any]:
+    """Return the elements of a region of the level below.
+
+    Parameters
+    ----------
+    elements : ndarray
+        Those that the region is made of, as far as the level has them.
+    first : sequence of int
+        Index of the first of them along each axis.
+    region : tuple of slice
+    factors : sequence of int
+        1 or 2 along each axis.
+    """
+    found = np.empty([part.stop - part.start for part in region], elements.dtype)
+    along = int(np.argmax(found.shape))
+    # Parts whose sums stay in the cache; the whole region would take several times its memory.
+    step = max(1, _CELLS_AT_ONCE * found.shape[along] // max(1, found.size))
+    for low in range(0, found.shape[along], step):
+        place = [slice(0, n) for n in found.shape]
+        place[along] = slice(low, min(low + step, found.shape[along]))
+        part = elements
+        # First the axis that is cut: less is copied along the others then.
+        for axis in sorted(range(found.ndim), key=lambda axis: axis != along):
+            begin, end = (region[axis].start + at for at in (place[axis].start, place[axis].stop))
+            if factors[axis] == 2:
+                begin, end = 2 * begin - 1, 2 * end + 1
+            begin, end = begin - first[axis], end - first[axis]
+            if begin >= 0 and end <= elements.shape[axis]:
+                part = part[(*[slice(None)] * axis, slice(begin, end))]
+            else:
+                indices = np.arange(begin, end).clip(0, elements.shape[axis] - 1)
+                part = part.take(indices, axis)
+        found[tuple(place)] = _halved(part, factors)
+    return found
+
+
+def _halved(elements: NDArray[Any], factors: Sequence[int]) -> NDArray[Any]:
     """Return halves of an array that has one more element on each side of halved axes."""
-    dtype = elements.dtype
+    dtype, bits = elements.dtype, 3 * list(factors).count(2)
     integers = dtype.kind in "iu"
-    found: NDArray[Any] = elements.astype(
-        np.int64 if integers else np.result_type(dtype, np.float32)
-    )
+    sums: Any = np.result_type(dtype, np.float32)
+    if integers:
+        sums = np.int32 if 8 * dtype.itemsize + bits < 31 else np.int64
+    found: NDArray[Any] = elements.astype(sums)
     for axis, factor in enumerate(factors):
         if factor == 2:
             lines = np.moveaxis(found, axis, 0)
-            outer, inner = lines[:-3:2] + lines[3::2], lines[1:-2:2] + lines[2:-1:2]
-            found = np.moveaxis(outer + 3 * inner, 0, axis)
-    weight = 8 ** list(factors).count(2)
+            inner = lines[1:-2:2] + lines[2:-1:2]
+            inner *= 3
+            inner += lines[:-3:2] + lines[3::2]
+            found = np.moveaxis(inner, 0, axis)
     if not integers:
-        found /= found.dtype.type(weight)
-        return found.astype(dtype)
-    quotient, rest = np.divmod(found, weight)
-    quotient += (2 * rest > weight) | ((2 * rest == weight) & (quotient % 2 == 1))
-    halves: NDArray[Any] = quotient.astype(dtype)
-    return halves
+        found /= found.dtype.type(1 << bits)
+    elif bits:
+        # Half of the weight, less one where the quotient is even: halves go to the even number.
+        found += ((found >> bits) & 1) + ((1 << (bits - 1)) - 1)
+        found >>= bits
+    return found.astype(dtype)
 
 
 def _list(

@@ -94,6 +94,18 @@ def test_gaussian_keeps_the_range_of_a_type(dtype):
     assert half[0, 0] == half.max() == high
 
 
+@pytest.mark.parametrize("cells", [1, 20, 1 << 20])
+@pytest.mark.parametrize("factors", [(2, 1, 2), (1, 2, 2), (1, 1, 1)])
+def test_gaussian_in_parts_of_any_size(cells, factors, monkeypatch):
+    monkeypatch.setattr(pyramid, "_CELLS_AT_ONCE", cells)
+    values = RNG.integers(-(2**15), 2**15, (3, 9, 11)).astype("int16")
+    expected = smoothed(values, factors)
+    source = pyramid._gaussian(gpustore.array(values), factors, expected.shape)
+    for start, stop in ((0, None), (1, 2), (1, None)):
+        index = tuple(slice(*slice(start, stop).indices(n)) for n in expected.shape)
+        assert np.array_equal(source.read(index), expected[index])
+
+
 def test_levels_that_are_there_are_made_again(context):
     write_image("memory://a/", context=context)
     image = ome.open("memory://a/", context=context)
