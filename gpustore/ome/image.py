@@ -14,7 +14,7 @@ from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
 from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
-from gpustore.ome.members import items, json_object, kind
+from gpustore.ome.members import json_object, kind, optional
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
 from gpustore.ome.pyramid import METHODS, build, forget
@@ -471,13 +471,12 @@ class _Labels(Mapping[str, Image]):
             raise MetadataError(f"{where}expected a group, found an array")
         # Writers of 0.5 leave the version out here.
         ome = json_object(labels.attrs.get("ome", labels.attrs), f"{where}ome")
-        if "labels" not in ome:
-            return []
-        found = items(ome, "labels", f"{where}ome" if "ome" in labels.attrs else where)
+        below = f"{where}ome" if "ome" in labels.attrs else where
+        found = optional(ome, "labels", list, below) or []
         for one in found:
             if not isinstance(one, str):
                 raise MetadataError(f"{where}labels: expected names, got {kind(one)}")
-        return found
+        return list(dict.fromkeys(found))
 
     def __getitem__(self, name: str) -> Image:
         if name not in self._names:

@@ -73,7 +73,11 @@ def make_label(
         return group.create_group(path, attributes=attributes).result()
 
     made = make_image(label, make_group, **{"image-label": described})
-    restate(group["labels"], image.version, "labels", lambda known: [*(known or ()), name])
+
+    def with_label(known: Any) -> list[Any]:
+        return list(dict.fromkeys([*(known or ()), name]))
+
+    restate(group["labels"], image.version, "labels", with_label)
     return made
 
 

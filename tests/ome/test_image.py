@@ -151,6 +151,19 @@ def test_labels_are_found_without_a_listing(version, context):
     assert ome.open("memory://a/labels/nuclei/", context=context).version == version
 
 
+def test_lists_of_labels_may_be_empty_or_name_one_twice(context):
+    image = ome.create("memory://a/", shape=(8, 8), dtype="uint8", axes="yx", context=context)
+    image.create_label("n")
+    attributes = image.group["labels"].attrs
+    for stored, names in (([], []), (["n", "n"], ["n"])):
+        attributes.update({"ome": {"version": "0.5", "labels": stored}}).result()
+        labels = ome.open("memory://a/", context=context).labels
+        assert (list(labels), len(labels)) == (names, len(names))
+    attributes.update({"ome": {"version": "0.5", "labels": ["m"]}}).result()
+    image.create_label("m")
+    assert list(image.labels) == ["m"]
+
+
 def test_a_zip_archive(tmp_path):
     write_image(tmp_path / "a.zarr")
     with zipfile.ZipFile(tmp_path / "a.ozx", "w") as archive:
