@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 import gpustore
-from gpustore.backends.native import copy_runs, fetched_files, headers, library, short_files
+from gpustore.backends.native import (
+    blocks,
+    copy_runs,
+    fetched_files,
+    headers,
+    library,
+    short_files,
+)
 from tests.emulator import host_build
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +30,8 @@ def other(monkeypatch, tmp_path):
     """Path of a library that is loaded in place of the core."""
     path = tmp_path / "core.native.so"
     # What asks for the core meanwhile, threads of other tests included, must not remember that one.
-    users = copy_runs._core, fetched_files._core, headers.header_reader, short_files._core
+    modules = blocks, copy_runs, fetched_files, short_files
+    users = headers.header_reader, *(module._core for module in modules)
     monkeypatch.setattr(library, "PATH", path)
     library._load.cache_clear()
     yield path
