@@ -284,7 +284,10 @@ class DownsampleDriver(Unexplained):
 
     def _parts(self, box: Box) -> Iterator[Box]:
         """Divide a box of cells so that the blocks of each take little memory."""
-        most = max(1, _PART_NBYTES // (math.prod(self.factors) * max(1, self.dtype.itemsize)))
+        extents = self.base_transform.domain.shape
+        # A block ends where the base does.
+        block = math.prod(map(min, self.factors, extents))
+        most = max(1, _PART_NBYTES // (max(1, block) * max(1, self.dtype.itemsize)))
         sides = [high - low for low, high in box]
         # Rows along the first dimensions are cut first: their elements lie furthest apart.
         for d in range(len(sides)):

@@ -187,6 +187,13 @@ def test_the_data_type_of_a_spec_is_that_of_its_base():
         gpustore.Spec({**json, "base": {**json["base"], "dtype": "int8"}})
 
 
+def test_blocks_longer_than_the_base_are_read_together():
+    store = gpustore.array(np.arange(2000).reshape(4, 50, 10))
+    view = gpustore.downsample(store, [1, 1, 10**12], "max")
+    assert len(list(view._driver._parts(((0, 4), (0, 50), (0, 1))))) == 1
+    assert view.read().result()[3, 49, 0] == 1999
+
+
 def test_factors_beyond_64_bits_are_refused():
     with pytest.raises(gpustore.MetadataError, match="not all 64-bit signed integers"):
         gpustore.downsample(gpustore.array(np.arange(4)), [2**63], "mean")
