@@ -8,7 +8,8 @@ So the parts of a batch that ranks take can be near each other, and yet equal in
    in which half of that half, and so on. The bits are flipped at random, those of each part alone.
    Source: Owen, "Randomly permuted (t,m,s)-nets and (t,s)-sequences" (1995), of base 2.
 2. The places of a window's patches are divided accordingly: as many of them as patches lie in the
-   first half are those that are first along a dimension.
+   first half are those that are first along a dimension, or last: which it is differs from window
+   to window, as a rank has the same strata in each.
 """
 
 from __future__ import annotations
