@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gpustore
 from gpustore import NotFoundError
-from gpustore.ome.members import items, json_object, kind
+from gpustore.ome.members import items, json_object, kind, place_of
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.plate import Images, member_group
 
@@ -28,7 +28,7 @@ class Collection:
     """
 
     def __init__(self, group: gpustore.Group) -> None:
-        where = f"{group.url}: "
+        where = f"{place_of(group)}: "
         self.version, ome = ome_of(group.attrs, where)
         layout = ome["bioformats2raw.layout"]
         if layout != LAYOUT:
@@ -44,7 +44,8 @@ class Collection:
         return self.group.url
 
     def __repr__(self) -> str:
-        return f"<Collection OME-Zarr {self.version}, {len(self.images)} images, {self.url}>"
+        place = place_of(self.group)
+        return f"<Collection OME-Zarr {self.version}, {len(self.images)} images, {place}>"
 
 
 def _series(group: gpustore.Group) -> list[str]:
@@ -54,13 +55,15 @@ def _series(group: gpustore.Group) -> list[str]:
     except NotFoundError:
         return []
     attributes = listed.attrs
-    ome = json_object(attributes.get("ome", attributes), f"{listed.url}: ome")
+    ome = json_object(attributes.get("ome", attributes), f"{place_of(listed)}: ome")
     if "series" not in ome:
         return []
-    paths = items(ome, "series", f"{listed.url}: ")
+    paths = items(ome, "series", f"{place_of(listed)}: ")
     for path in paths:
         if not isinstance(path, str):
-            raise gpustore.MetadataError(f"{listed.url}: series: expected paths, got {path!r}")
+            raise gpustore.MetadataError(
+                f"{place_of(listed)}: series: expected paths, got {path!r}"
+            )
     return paths
 
 

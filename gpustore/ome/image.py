@@ -14,7 +14,7 @@ from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
 from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
-from gpustore.ome.members import json_object, kind, optional
+from gpustore.ome.members import json_object, kind, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
 from gpustore.ome.pyramid import METHODS, build, forget
@@ -296,7 +296,7 @@ class Image:
             If a transformation on the way is more than a scale and a translation of each axis:
             :attr:`transformations` has it as it is stored, and nothing is resampled.
         """
-        where = f"{self.url}: multiscales[0].coordinateTransformations"
+        where = f"{place_of(self.group)}: multiscales[0].coordinateTransformations"
         after: AxisTransform = self._metadata.transform_to(name, where)
         axes = self._metadata.systems[name]
         if len(axes) != len(self._metadata.axes):
@@ -441,13 +441,13 @@ class Image:
         count = len(self._levels)
         return (
             f"<Image{name} OME-Zarr {self.version}, axes {', '.join(self.axes)}, {count} "
-            f"level{'s' * (count != 1)}, {self.url}>"
+            f"level{'s' * (count != 1)}, {place_of(self.group)}>"
         )
 
 
 def _metadata_of(group: gpustore.Group) -> tuple[Multiscale, Omero | None]:
     """Return what the attributes of a group say of an image."""
-    where = f"{group.url}: "
+    where = f"{place_of(group)}: "
     version, ome = ome_of(group.attrs, where)
     below = f"{where}ome" if "ome" in group.attrs else where
     return multiscale(ome, version, below), omero(ome, below)
@@ -466,7 +466,7 @@ class _Labels(Mapping[str, Image]):
             labels = self._group["labels"]
         except NotFoundError:
             return []
-        where = f"{labels.url}: "
+        where = f"{place_of(labels)}: "
         if not isinstance(labels, gpustore.Group):
             raise MetadataError(f"{where}expected a group, found an array")
         # Writers of 0.5 leave the version out here.
@@ -481,11 +481,13 @@ class _Labels(Mapping[str, Image]):
     def __getitem__(self, name: str) -> Image:
         if name not in self._names:
             there = ", ".join(self._names) or "there are none"
-            raise NotFoundError(f"{self._group.url}: no label image {name!r}; labels: {there}")
+            raise NotFoundError(
+                f"{place_of(self._group)}: no label image {name!r}; labels: {there}"
+            )
         if name not in self._opened:
             group = self._group[f"labels/{name}"]
             if not isinstance(group, gpustore.Group):
-                raise MetadataError(f"{group.url}: expected a group, found an array")
+                raise MetadataError(f"{place_of(group)}: expected a group, found an array")
             self._opened[name] = Image.of_group(group)
         return self._opened[name]
 

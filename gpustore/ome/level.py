@@ -10,6 +10,7 @@ import numpy as np
 
 import gpustore
 from gpustore import MetadataError
+from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.selection import index_of
 from gpustore.ome.tiles import Tile, tiles_of
@@ -72,7 +73,7 @@ class Level:
             If it has another number of dimensions than the image has axes, or is a group.
         """
         found = self.group[self.path]
-        where = f"{found.url}: level {self.number}"
+        where = f"{place_of(found)}: level {self.number}"
         if not isinstance(found, gpustore.TensorStore):
             raise MetadataError(f"{where}: expected an array, found a group")
         if found.rank != len(self.axes):

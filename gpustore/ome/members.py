@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gpustore import MetadataError
+from gpustore import MetadataError, UnsupportedError
+
+
+def place_of(node: Any) -> str:
+    """Return the URL of a group or array, or a description of the place if it has none."""
+    try:
+        url: str = node.url
+    except UnsupportedError:
+        return f"{node.kvstore.driver.describe(node.kvstore.path)}"
+    return url
 
 
 def at(where: str, member: str) -> str:

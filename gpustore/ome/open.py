@@ -10,6 +10,7 @@ import gpustore
 from gpustore import MetadataError
 from gpustore.ome.collection import Collection
 from gpustore.ome.image import Image
+from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.plate import Plate, Well
 
@@ -50,7 +51,7 @@ def open(
         If they are of another version.
     """
     group = gpustore.open_group(url, device=device, context=context).result()
-    where = f"{group.url}: "
+    where = f"{place_of(group)}: "
     stored = group.attrs.get("ome", group.attrs)
     if isinstance(stored, Mapping) and "labels" in stored:
         raise MetadataError(

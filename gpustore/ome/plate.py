@@ -15,7 +15,7 @@ import gpustore
 from gpustore import MetadataError, NotFoundError
 from gpustore.ome.attributes import restate
 from gpustore.ome.image import Image
-from gpustore.ome.members import at, items, json_object, optional, text
+from gpustore.ome.members import at, items, json_object, optional, place_of, text
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.new_image import make_image, new_image
 
@@ -61,7 +61,7 @@ class Plate:
     """
 
     def __init__(self, group: gpustore.Group) -> None:
-        where = f"{group.url}: "
+        where = f"{place_of(group)}: "
         self.version, ome = ome_of(group.attrs, where)
         where = at(f"{where}ome" if "ome" in group.attrs else where, "plate")
         plate = json_object(ome.get("plate"), where)
@@ -165,7 +165,7 @@ class Plate:
         name = f" {self.name!r}" if self.name else ""
         return (
             f"<Plate{name} OME-Zarr {self.version}, {len(self.rows)} rows, "
-            f"{len(self.columns)} columns, {len(self.wells)} wells, {self.url}>"
+            f"{len(self.columns)} columns, {len(self.wells)} wells, {place_of(self.group)}>"
         )
 
 
@@ -187,7 +187,7 @@ class Well:
     """
 
     def __init__(self, group: gpustore.Group) -> None:
-        where = f"{group.url}: "
+        where = f"{place_of(group)}: "
         self.version, ome = ome_of(group.attrs, where)
         where = at(f"{where}ome" if "ome" in group.attrs else where, "well")
         well = json_object(ome.get("well"), where)
@@ -207,7 +207,7 @@ class Well:
         return self.group.url
 
     def __repr__(self) -> str:
-        return f"<Well OME-Zarr {self.version}, {len(self.fields)} fields, {self.url}>"
+        return f"<Well OME-Zarr {self.version}, {len(self.fields)} fields, {place_of(self.group)}>"
 
 
 class Images(Sequence[Image]):
@@ -235,7 +235,7 @@ class Images(Sequence[Image]):
         return len(self.paths)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} images of {self._group.url}>"
+        return f"<{len(self)} images of {place_of(self._group)}>"
 
 
 class _Wells(Mapping[str, Well]):
@@ -249,7 +249,7 @@ class _Wells(Mapping[str, Well]):
     def __getitem__(self, path: str) -> Well:
         if path not in self._paths:
             some = ", ".join(list(self._paths)[:8]) + ", ..." * (len(self._paths) > 8)
-            raise NotFoundError(f"{self._group.url}: no well {path!r}; wells: {some}")
+            raise NotFoundError(f"{place_of(self._group)}: no well {path!r}; wells: {some}")
         if path not in self._opened:
             self._opened[path] = Well(member_group(self._group, path))
         return self._opened[path]
@@ -261,7 +261,7 @@ class _Wells(Mapping[str, Well]):
         return len(self._paths)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} wells of {self._group.url}>"
+        return f"<{len(self)} wells of {place_of(self._group)}>"
 
 
 def member_group(group: gpustore.Group, path: str) -> gpustore.Group:
@@ -276,7 +276,7 @@ def member_group(group: gpustore.Group, path: str) -> gpustore.Group:
     """
     found = group[path]
     if not isinstance(found, gpustore.Group):
-        raise MetadataError(f"{found.url}: expected a group, found an array")
+        raise MetadataError(f"{place_of(found)}: expected a group, found an array")
     return found
 
 

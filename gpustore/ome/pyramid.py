@@ -29,6 +29,7 @@ from gpustore.copying.transfer import first_interrupt
 from gpustore.ome.attributes import dataset_json
 from gpustore.ome.filling import fill, plan_of
 from gpustore.ome.layout import coarser, level_factors
+from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.transforms import AxisTransform
 from gpustore.sources.base import Region, Source
@@ -170,7 +171,8 @@ def _steps(group: gpustore.Group, paths: Sequence[str], levels: int | None) -> l
         below = tuple(_stored(group, path).shape)
         if len(below) != len(shape):
             raise gpustore.MetadataError(
-                f"{group.url}: level {number} has {len(below)} dimensions, the finest {len(shape)}"
+                f"{place_of(group)}: level {number} has {len(below)} dimensions, "
+                f"the finest {len(shape)}"
             )
         factors = tuple(-(-n // m) if m else 1 for n, m in zip(shape, below, strict=True))
         if tuple(-(-n // f) for n, f in zip(shape, factors, strict=True)) != below:
@@ -194,8 +196,9 @@ def _array(
         found = _stored(group, step.path)
         if (found.shape, found.dtype) != (shape, finest.dtype):
             raise gpustore.MetadataError(
-                f"{found.url}: expected the shape {shape} and the data type {finest.dtype.name} of "
-                f"a level, found an array of {found.shape} and {found.dtype.name}"
+                f"{place_of(found)}: expected the shape {shape} and the data type "
+                f"{finest.dtype.name} of a level, found an array of {found.shape} and "
+                f"{found.dtype.name}"
             )
         return found
     options: dict[str, Any] = {"codec": finest.codec, "fill_value": finest.fill_value}
@@ -223,7 +226,7 @@ def _stored(group: gpustore.Group, path: str) -> gpustore.TensorStore:
     """Return the array at a path; MetadataError if there is a group."""
     found = group[path]
     if not isinstance(found, gpustore.TensorStore):
-        raise gpustore.MetadataError(f"{found.url}: expected an array, found a group")
+        raise gpustore.MetadataError(f"{place_of(found)}: expected an array, found a group")
     return found
 
 

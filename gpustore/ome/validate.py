@@ -9,6 +9,7 @@ from typing import Any
 import gpustore
 from gpustore.ome.collection import Collection
 from gpustore.ome.image import Image
+from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.plate import Plate, Well
 from gpustore.ome.rules import Problem
@@ -70,7 +71,7 @@ def validate(
 
 def _group(group: gpustore.Group) -> Iterator[Problem]:
     """Yield the problems of a group and of what it names."""
-    where = f"{group.url}: "
+    where = f"{place_of(group)}: "
     attributes = group.attrs.asdict()
     try:
         version, ome = ome_of(attributes, where)
@@ -203,10 +204,10 @@ def _collection(group: gpustore.Group) -> Iterator[Problem]:
 
 
 def _stored(group: gpustore.Group, text: str) -> Problem:
-    return Problem(group.url, text, is_of_schema=False)
+    return Problem(place_of(group), text, is_of_schema=False)
 
 
 def _problem(
     group: gpustore.Group, error: gpustore.GpustoreError, *, is_of_schema: bool = False
 ) -> Problem:
-    return Problem(group.url, error.text.removeprefix(f"{group.url}: "), is_of_schema)
+    return Problem(place_of(group), error.text.removeprefix(f"{place_of(group)}: "), is_of_schema)

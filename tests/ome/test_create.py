@@ -104,6 +104,24 @@ def test_files_named_ozx_are_archives(tmp_path):
     assert np.array_equal(ome.open(tmp_path / "a.ozx").level(0).read().result(), values)
 
 
+def test_places_without_a_url(context):
+    def at(path):
+        return {"driver": "ocdbt", "base": "memory://data/", "manifest": "memory://m/",
+                "path": path}  # fmt: skip
+
+    image = made(context, url=at("a/"))
+    image.create_label("n")
+    image.build_pyramid(levels=2)
+    again = ome.open(at("a/"), context=context)
+    assert (len(again.levels), list(again.labels)) == (2, ["n"])
+    assert "OCDBT" in repr(again)
+    plate = ome.create_plate(at("p/"), rows="A", columns="1", context=context)
+    plate.create_image("A/1/0", shape=(8, 8), dtype="uint8", axes="yx")
+    assert len(plate.wells["A/1"].fields) == 1
+    with pytest.raises(gpustore.NotFoundError, match="no well 'B'"):
+        plate.wells["B"]
+
+
 def test_images_that_are_open_twice_keep_all_labels(context):
     made(context)
     first, second = (ome.open("memory://new/", context=context) for _ in range(2))
