@@ -354,6 +354,37 @@ class Unexplained:
         raise UnsupportedError(self.unexplained)
 
 
+class OverBase:
+    """Mixin of drivers over another one, `base`: what they share with it."""
+
+    base: Driver
+
+    @property
+    def kvstore(self) -> KvStore | None:
+        """Kvstore of the base."""
+        return self.base.kvstore
+
+    @property
+    def codec(self) -> CodecSpec | None:
+        """Codec of the base."""
+        return self.base.codec
+
+    @property
+    def open_mode(self) -> OpenMode:
+        """Open mode of the base."""
+        return self.base.open_mode
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        """Context resources of the base."""
+        return self.base.resources
+
+    @property
+    def executor(self) -> Executor:
+        """Executor of the base."""
+        return self.base.executor
+
+
 class Unresizable:
     """Mixin of drivers with fixed bounds."""
 

@@ -15,7 +15,7 @@ Source: TensorStore's ``driver/cast``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,8 +33,8 @@ from gpustore.drivers.base import (
     Driver,
     DriverSpec,
     Opening,
-    OpenMode,
     OpenRequest,
+    OverBase,
     Unexplained,
     schema_members,
 )
@@ -45,18 +45,16 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
-from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.then import then
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
 
 @dataclass(frozen=True)
-class CastDriver(Unexplained):
+class CastDriver(OverBase, Unexplained):
     """An opened view of a driver with another data type.
 
     Attributes
@@ -84,10 +82,6 @@ class CastDriver(Unexplained):
         return self.base.domain
 
     @property
-    def kvstore(self) -> KvStore | None:
-        return self.base.kvstore
-
-    @property
     def device(self) -> str:
         return self.backend.device
 
@@ -105,10 +99,6 @@ class CastDriver(Unexplained):
         return self.base.chunk_layout
 
     @property
-    def codec(self) -> CodecSpec | None:
-        return self.base.codec
-
-    @property
     def fill_value(self) -> Any:
         """Converted fill value of the base; None if undefined or not convertible."""
         fill = self.base.fill_value
@@ -123,18 +113,6 @@ class CastDriver(Unexplained):
     @property
     def attributes(self) -> Attributes | None:
         return self.base.attributes
-
-    @property
-    def open_mode(self) -> OpenMode:
-        return self.base.open_mode
-
-    @property
-    def resources(self) -> Mapping[str, Context.Resource]:
-        return self.base.resources
-
-    @property
-    def executor(self) -> Executor:
-        return self.base.executor
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec of the base with the data type."""

@@ -17,27 +17,33 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpustore.backends.base import NEW, Backend, Output
 from gpustore.backends.downsampling import METHODS, Downsampling
 from gpustore.backends.host.downsample import downsample
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
-from gpustore.drivers.array import selected
+from gpustore.drivers._cells import (
+    Box,
+    check_factors,
+    check_method,
+    layout_of_cells,
+    selected_cells,
+    shifted,
+    units_of_cells,
+)
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
     Opening,
-    OpenMode,
     OpenRequest,
+    OverBase,
     Unexplained,
     schema_members,
 )
@@ -45,39 +51,30 @@ from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError, p
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.index_space.downsampling import downsampled
-from gpustore.index_space.interval import fits_int64
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.crop_plan import check_starts
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
-from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.then import then
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
     at_position,
     expect_int,
     expect_list,
-    expect_str,
 )
 
 _PART_NBYTES: Final = 64 << 20
 """Bytes of the base that are read at once, unless one block has more."""
 
-Box = tuple[tuple[int, int], ...]
-"""First index, and the one behind the last, along each dimension."""
-
-_ONLY_REAL: Final = ("min", "max", "median")
-
 
 @dataclass(frozen=True)
-class DownsampleDriver(Unexplained):
+class DownsampleDriver(OverBase, Unexplained):
     """An opened view of the blocks of another driver.
 
     Attributes
@@ -114,10 +111,6 @@ class DownsampleDriver(Unexplained):
         )
 
     @property
-    def kvstore(self) -> KvStore | None:
-        return self.base.kvstore
-
-    @property
     def device(self) -> str:
         return self.base.device
 
@@ -137,11 +130,7 @@ class DownsampleDriver(Unexplained):
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        return _layout(self._base_schema.chunk_layout, self.factors)
-
-    @property
-    def codec(self) -> CodecSpec | None:
-        return self.base.codec
+        return layout_of_cells(self._base_schema.chunk_layout, self.factors)
 
     @property
     def fill_value(self) -> Any:
@@ -149,7 +138,7 @@ class DownsampleDriver(Unexplained):
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:
-        return _units(self._base_schema.dimension_units, self.factors)
+        return units_of_cells(self._base_schema.dimension_units, self.factors)
 
     @property
     def attributes(self) -> Attributes | None:
@@ -158,18 +147,6 @@ class DownsampleDriver(Unexplained):
     @property
     def readable(self) -> bool:
         return self.base.readable
-
-    @property
-    def open_mode(self) -> OpenMode:
-        return self.base.open_mode
-
-    @property
-    def resources(self) -> Mapping[str, Context.Resource]:
-        return self.base.resources
-
-    @property
-    def executor(self) -> Executor:
-        return self.base.executor
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec of the base with factors and method."""
@@ -207,7 +184,7 @@ class DownsampleDriver(Unexplained):
                     for (low, high), (first, _) in zip(part, box, strict=True)
                 )
                 downsample(self.backend.to_host(of_base), self._job(part), cells[(*place, ...)])
-            self.backend.place(_selected(cells, box, transform), memory)
+            self.backend.place(selected_cells(cells, box, transform), memory)
             return output.filled(memory)
 
         if len(parts) == 1:
@@ -224,7 +201,7 @@ class DownsampleDriver(Unexplained):
         sizes = [domain.exclusive_max[d] - low for d, low in enumerate(domain.inclusive_min)]
         from_zero = IndexTransform(domain)[transform]
         checked = check_starts(
-            _shifted(from_zero, domain.inclusive_min), starts, shape, sizes
+            shifted(from_zero, domain.inclusive_min), starts, shape, sizes
         ).tolist()
         memory = output.memory(self.backend, (len(checked), *shape), self.dtype.array_dtype)
 
@@ -352,29 +329,6 @@ def _ahead(begin: Callable[[Box], Future[Any]], parts: Sequence[Box]) -> Iterato
         reading.cancel()
 
 
-def _shifted(transform: IndexTransform, by: Sequence[int]) -> IndexTransform:
-    """Return the transform with outputs less by so much."""
-    maps = []
-    for map_, less in zip(transform.output, by, strict=True):
-        offset, stride = map_.offset - less, map_.stride or 0
-        if map_.index_array is not None:
-            maps.append(OutputIndexMap(map_.index_array, offset=offset, stride=stride))
-        elif map_.input_dimension is not None:
-            maps.append(OutputIndexMap(map_.input_dimension, offset=offset, stride=stride))
-        else:
-            maps.append(OutputIndexMap(offset))
-    return IndexTransform(transform.domain, maps)
-
-
-def _selected(cells: NDArray[Any], box: Box, transform: IndexTransform) -> NDArray[Any]:
-    """Return the elements of a box that a transform selects, in its order."""
-    if transform.output_rank == transform.input_rank and all(
-        (map_.input_dimension, map_.stride) == (d, 1) for d, map_ in enumerate(transform.output)
-    ):
-        return cells
-    return selected(cells, _shifted(transform, [low for low, _ in box]))
-
-
 def downsample_driver(
     base: Driver, transform: IndexTransform, factors: Sequence[int], method: str
 ) -> DownsampleDriver:
@@ -400,62 +354,6 @@ def downsample_driver(
     if not base.readable:
         raise MetadataError("Cannot downsample write-only TensorStore")
     return DownsampleDriver(base, transform, factors, method)
-
-
-def check_factors(factors: Sequence[int], rank: int | None, of: str) -> tuple[int, ...]:
-    """Return the factors; MetadataError if they are not positive, or not as many as dimensions."""
-    found = tuple(operator.index(factor) for factor in factors)
-    if rank is not None and len(found) != rank:
-        raise MetadataError(
-            f"Number of downsample factors ({len(found)}) does not match {of} rank ({rank})"
-        )
-    shown = ", ".join(map(str, found))
-    if any(factor < 1 for factor in found):
-        raise MetadataError(f"Downsample factors {{{shown}}} are not all positive")
-    if not all(map(fits_int64, found)):
-        raise MetadataError(f"Downsample factors {{{shown}}} are not all 64-bit signed integers")
-    return found
-
-
-def check_method(method: str, dtype: dtype_ | None) -> None:
-    """Raise MetadataError if there is no such method, or not for the data type."""
-    expect_str(method, choices=METHODS)
-    if dtype is None:
-        return
-    kind = dtype.array_dtype
-    if (
-        (kind.hasobject and method not in ("stride", "mode"))
-        or (kind.kind == "c" and method in _ONLY_REAL)
-        or (kind.kind in "SU" and method != "stride")
-    ):
-        raise MetadataError(
-            f'Downsample method "{method}" does not support data type "{dtype.name}"'
-        )
-
-
-def _layout(layout: ChunkLayout, factors: Sequence[int]) -> ChunkLayout:
-    """Return the layout of the cells: chunks that whole blocks fill."""
-    found: dict[str, Any] = {"rank": len(factors)}
-    if layout.inner_order is not None:
-        found["inner_order"] = layout.inner_order
-    if layout.grid_origin is not None:
-        places = zip(layout.grid_origin, factors, strict=True)
-        found["grid_origin"] = [None if at is None else -(-at // factor) for at, factor in places]
-    for usage in ("read_chunk", "write_chunk"):
-        shape = getattr(layout, usage).shape
-        if shape:
-            found[f"{usage}_shape"] = [
-                size and math.lcm(size, factor) // factor
-                for size, factor in zip(shape, factors, strict=True)
-            ]
-    return ChunkLayout(**found)
-
-
-def _units(units: Sequence[Unit | None] | None, factors: Sequence[int]) -> tuple[Unit | None, ...]:
-    return tuple(
-        None if unit is None else unit * factor
-        for unit, factor in zip(units or (None,) * len(factors), factors, strict=True)
-    )
 
 
 @dataclass(frozen=True)
@@ -503,9 +401,9 @@ class DownsampleSpec:
             strided = self.method == "stride"
             found.update(domain=downsampled(base.domain, self.factors, strided=strided))
         if base.chunk_layout.rank == len(self.factors):
-            found.update(chunk_layout=_layout(base.chunk_layout, self.factors))
+            found.update(chunk_layout=layout_of_cells(base.chunk_layout, self.factors))
         if base.dimension_units is not None:
-            found.update(dimension_units=_units(base.dimension_units, self.factors))
+            found.update(dimension_units=units_of_cells(base.dimension_units, self.factors))
         if base.codec is not None:
             found.update(codec=base.codec)
         if base.fill_value is not None and base.fill_value.ndim == 0:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from gpustore.drivers.downsample import (
-    DownsampleSpec,
-    check_factors,
-    check_method,
-    downsample_driver,
-)
+from gpustore.drivers._cells import check_factors, check_method
+from gpustore.drivers.downsample import DownsampleSpec, downsample_driver
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
 from gpustore.index_space import IndexTransform

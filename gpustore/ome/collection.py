@@ -12,6 +12,8 @@ from gpustore.ome.multiscale import ome_of
 from gpustore.ome.plate import Images, member_group
 
 LAYOUT = 3
+_MOST = 10_000
+"""Images that are looked for by number: a server may answer each name."""
 
 
 class Collection:
@@ -70,6 +72,6 @@ def _series(group: gpustore.Group) -> list[str]:
 def _numbered(group: gpustore.Group) -> list[str]:
     """Return ``"0"``, ``"1"`` and so on, as long as there are such groups."""
     paths: list[str] = []
-    while str(len(paths)) in group:
+    while len(paths) < _MOST and str(len(paths)) in group:
         paths.append(str(len(paths)))
     return paths
