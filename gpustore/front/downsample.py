@@ -35,8 +35,9 @@ def downsample(
         from ``i * factor`` on, as far as there are any.
     method : {"stride", "mean", "min", "max", "median", "mode"}
         What becomes of a block: its first element; the mean, of integers rounded to the nearest,
-        halves to the even one; the smallest or largest, NaN left out; the lower median; the
-        smallest of the most frequent ones. The data type stays.
+        halves to the even one; the smallest or largest, NaN left out, and NaN for NaN alone, where
+        TensorStore has an infinity; the lower median; the smallest of the most frequent ones. The
+        data type stays.
 
     Returns
     -------

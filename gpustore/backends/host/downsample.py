@@ -65,7 +65,9 @@ def _mean(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
         total = np.zeros(out.shape, _sum_type(dtype))
         for cells, part in _parts(elements, job, out.shape):
             total[cells] += part.astype(total.dtype, copy=False)
-        total /= counts.astype(total.real.dtype)
+        # Both parts of a complex number, as NumPy divides it by a complex one otherwise.
+        parts = total.reshape(*total.shape, 1).view(total.real.dtype)
+        parts /= counts.astype(parts.dtype)[..., np.newaxis]
         out[...] = total
         return
     if dtype.itemsize < 8:
@@ -130,7 +132,10 @@ def _of_block(block: NDArray[Any], method: str) -> Any:
             return quotient + (2 * rest > block.size or (2 * rest == block.size and quotient % 2))
         # Added one after the other, as where many cells are computed at once.
         type_ = _sum_type(block.dtype)
-        return np.add.accumulate(block.astype(type_).ravel())[-1] / type_.type(block.size)
+        added = np.add.accumulate(block.astype(type_).ravel())[-1:]
+        parts = added.view(added.real.dtype)
+        parts /= block.size
+        return added[0]
     if method in ("min", "max"):
         return (np.fmin if method == "min" else np.fmax).reduce(block.ravel())
     if block.dtype == object:
