@@ -38,9 +38,14 @@ def pooled(form, shape, chunks, **changes):
 
 @contextmanager
 def busy(array):
-    """Keep the only thread of the array's pool from working; it goes on afterwards."""
+    """Keep the only thread of the array's pool from working; it goes on afterwards.
+
+    A thread that stood in for one that waited, and sleeps since, takes a task as well: each thread
+    has one to wait in before it comes to those of the test.
+    """
     release = threading.Event()
-    array.executor.execute(release.wait)
+    for _ in range(array.executor._crew._threads + 1):
+        array.executor.execute(release.wait)
     try:
         yield
     finally:
