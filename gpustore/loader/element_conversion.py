@@ -49,7 +49,7 @@ class ElementConversion:
             dtype = dtype.get(array.name)
         if isinstance(normalize, Mapping):
             normalize = normalize.get(array.name)
-        found = np.dtype(dtype) if dtype is not None else array.dtype
+        found = array.dtype if dtype is None else _element_type(dtype)
         if normalize is None:
             return cls(found)
         low, high = map(float, listed(normalize, "normalize", "(low, high)", 2))
@@ -87,6 +87,15 @@ class ElementConversion:
         room *= self.scale
         if room is not out:
             np.copyto(out, room, casting="unsafe")
+
+
+def _element_type(given: Any) -> np.dtype[Any]:
+    """Return the data type of NumPy that a parameter names; those of PyTorch have its names."""
+    name = str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given
+    try:
+        return np.dtype(name)
+    except TypeError as error:
+        raise TypeError(f"dtype: expected a data type of NumPy, got {given!r}") from error
 
 
 def _copy_rows(values: NDArray[Any], out: NDArray[Any]) -> None:

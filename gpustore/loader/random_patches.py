@@ -101,6 +101,10 @@ class RandomPatches:
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether another sampler gives the same order."""
+        return isinstance(other, RandomPatches) and self.state() == other.state()
+
     @property
     def is_inside(self) -> bool:
         """Whether all patches lie inside the volume."""

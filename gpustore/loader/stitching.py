@@ -116,6 +116,7 @@ class stitch:
         ]
         self._sums: dict[tuple[int, ...], _Sum] = {}
         self._writes: deque[gpustore.WriteFutures] = deque()
+        self._is_abandoned = False
 
     def add(self, origins: Any, patches: Any) -> None:
         """Add patches, each of which comes once.
@@ -131,7 +132,13 @@ class stitch:
         ------
         MismatchError
             If they have another shape or are no numbers, or none of the patches of the sampler.
+        RuntimeError
+            If a ``with`` block has ended with an error, which has dropped unfinished chunks.
         """
+        if self._is_abandoned:
+            raise RuntimeError(
+                "the with block has ended with an error: begin anew with another stitch()"
+            )
         values, places = np.asarray(patches), np.asarray(origins)
         wanted = (len(places), *self._leading, *self._patch)
         if values.shape != wanted:
@@ -220,6 +227,7 @@ class stitch:
         if error is None:
             self.close()
             return
+        self._is_abandoned = True
         self._sums.clear()
         self._wait()
 

@@ -39,3 +39,9 @@ def test_what_is_not_normalised_is_refused_at_once():
     for low, high in (0, 5e-324), (0, np.inf), (np.nan, 1), (2, 1):
         with pytest.raises(ValueError, match="normalize: expected finite low < high"):
             PatchLoader(store, sampler=sampler, batch_size=1, normalize=(low, high))
+
+
+def test_what_is_no_data_type_is_named():
+    sampler = RandomPatches((9,), per_epoch=1)
+    with pytest.raises(TypeError, match="dtype: expected a data type of NumPy, got 'float33'"):
+        PatchLoader(gpustore.array(np.ones(9)), sampler=sampler, batch_size=1, dtype="float33")

@@ -539,6 +539,17 @@ def test_weights_may_change_later():
     assert len(origins(PatchLoader(store, sampler=sampler, batch_size=3))) == 9
 
 
+def test_samplers_are_equal_where_their_orders_are():
+    one, same, other = (
+        RandomPatches((2, 2), per_epoch=9, weights=weights)
+        for weights in (np.eye(2), 2 * np.eye(2), np.ones((2, 2)))
+    )
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert one != RandomPatches((2, 2), per_epoch=9)
+
+
 def test_empty_volumes_are_refused():
     store = gpustore.array(np.zeros((0, 4)))
     sampler = RandomPatches((2, 2), per_epoch=1, edge="fill")

@@ -128,6 +128,14 @@ def test_what_does_not_fit_is_an_error():
             stitch(result, grid, weights=wrong)
 
 
+def test_nothing_is_added_behind_a_block_that_has_failed():
+    result = created((8, 8), (4, 4))
+    with pytest.raises(ZeroDivisionError), stitch(result, GridPatches((4, 4))) as stitched:
+        raise ZeroDivisionError
+    with pytest.raises(RuntimeError, match="has ended with an error"):
+        stitched.add([[0, 0]], np.ones((1, 4, 4)))
+
+
 @pytest.mark.parametrize(
     ("origins", "patches", "text"),
     [

@@ -33,6 +33,12 @@ def test_batches_are_tensors_of_the_elements(store):
         np.testing.assert_allclose(batch["image"][:, 0, 0], first / 1440, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, "float64"])
+def test_data_types_of_pytorch_are_taken(store, dtype):
+    batch = next(iter(loader(store, dtype=dtype)))
+    assert str(batch["image"].dtype) == f"torch.{str(dtype).removeprefix('torch.')}"
+
+
 @pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
 def test_a_data_loader_gives_the_same_batches(store, method):
     expected = origins(loader(store))
