@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gpustore
-from gpustore.copying.journal import NAME, Journal
 from gpustore.copying.new_array import Target
 from gpustore.copying.overlap import overlap
-from gpustore.copying.plan import Plan, plan_regions
-from gpustore.copying.transfer import transfer
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_nbytes
 from gpustore.sources.base import Source
+from gpustore.transfer.journal import NAME, Journal
+from gpustore.transfer.plan import Plan, plan_regions
+from gpustore.transfer.regions import transfer
 
 
 @dataclass(frozen=True)
@@ -256,3 +257,25 @@ def _notes(plan: Plan, memory_nbytes: int) -> list[str]:
             "more `memory` makes it fewer"
         )
     return notes
+
+
+def digest_of(copies: Mapping[str, tuple[Source, Target]], documents: Any = None) -> str:
+    """Return a digest of sources, targets and documents, which identifies a copy."""
+    parts = {
+        path: (
+            source.identity,
+            target.driver,
+            target.metadata,
+            target.schema,
+            target.as_void,
+            target.attributes,
+        )
+        for path, (source, target) in copies.items()
+    }
+    text = json.dumps([parts, documents], sort_keys=True, default=_text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    """Return a text for a value without JSON form, such as a fill value."""
+    return repr(value.tobytes() if hasattr(value, "tobytes") else value)

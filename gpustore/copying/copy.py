@@ -5,10 +5,10 @@
 1. Open the source; derive the target (:mod:`gpustore.copying.target` for Zarr arrays, otherwise
    :mod:`gpustore.copying.new_target`).
 2. Refuse a place with other contents, or one that overlaps the source.
-3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.copying.plan`).
-4. Make the target; read and write the regions (:mod:`gpustore.copying.transfer`).
+3. Divide the array into regions of whole chunks of the target (:mod:`gpustore.transfer.plan`).
+4. Make the target; read and write the regions (:mod:`gpustore.transfer.regions`).
 5. Return the copy, or report the rest after an error or Ctrl-C: the same call continues it
-   (:mod:`gpustore.copying.journal`).
+   (:mod:`gpustore.transfer.journal`).
 
 A chunk that holds only the fill value is not stored.
 """
@@ -20,19 +20,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gpustore
-from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.copying.array import (
+    ArrayCopy,
+    check_place,
+    check_source,
+    digest_of,
+    journal_at,
+)
 from gpustore.copying.elements import find_group, open_whole
 from gpustore.copying.group import copy_group
-from gpustore.copying.journal import digest_of
 from gpustore.copying.new_target import make_new_target
 from gpustore.copying.options import Options
 from gpustore.copying.request import Request
 from gpustore.copying.target import FORMATS, make_target
-from gpustore.copying.transfer import first_interrupt
 from gpustore.copying.zarr_source import source_of
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Source, of_field
 from gpustore.sources.files import open_file
+from gpustore.transfer.regions import first_interrupt
 
 
 def copy(

@@ -7,8 +7,8 @@ from typing import Final
 import gpustore
 from gpustore.copying.array import ArrayCopy
 from gpustore.copying.new_array import Target
-from gpustore.copying.transfer import transfer
 from gpustore.sources.base import Source
+from gpustore.transfer.regions import transfer
 
 _MEMORY_NBYTES: Final = 256 << 20
 

@@ -18,17 +18,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gpustore
-from gpustore.copying.array import ArrayCopy, check_place, check_source, journal_at
+from gpustore.copying.array import (
+    ArrayCopy,
+    check_place,
+    check_source,
+    digest_of,
+    journal_at,
+)
 from gpustore.copying.elements import open_whole
-from gpustore.copying.journal import digest_of
 from gpustore.copying.ome import axes_of, converted, is_ome
 from gpustore.copying.options import Options
 from gpustore.copying.request import Request
 from gpustore.copying.target import chosen_format, make_target, place_of
-from gpustore.copying.transfer import first_interrupt
 from gpustore.copying.zarr_source import source_of
 from gpustore.display.extents import chunk_extents
 from gpustore.sources.base import places_of
+from gpustore.transfer.regions import first_interrupt
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import gpustore
-from gpustore.copying.plan import Plan, plan_regions
-from gpustore.copying.transfer import transfer
 from gpustore.display.extents import chunk_extents
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Source
 from gpustore.sources.files import open_file
+from gpustore.transfer.plan import Plan, plan_regions
+from gpustore.transfer.regions import transfer
 
 
 def source_of(array: Any) -> Source:

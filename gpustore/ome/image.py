@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import gpustore
 from gpustore import MetadataError, NotFoundError
-from gpustore.copying.transfer import first_interrupt
 from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
@@ -20,6 +19,7 @@ from gpustore.ome.new_label import make_label
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, um
+from gpustore.transfer.regions import first_interrupt
 
 _SLACK: Final = 1 + 1e-6
 """Relative error of decimal fractions that sizes of pixels may have."""

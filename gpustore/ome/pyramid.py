@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpustore
-from gpustore.copying.journal import Journal
-from gpustore.copying.transfer import first_interrupt
 from gpustore.ome.attributes import dataset_json
 from gpustore.ome.filling import fill, plan_of
 from gpustore.ome.layout import coarser, level_factors
@@ -33,6 +31,8 @@ from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.transforms import AxisTransform
 from gpustore.sources.base import Region, Source
+from gpustore.transfer.journal import Journal
+from gpustore.transfer.regions import first_interrupt
 
 METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": ""}
 """Words for methods, and the methods of :func:`gpustore.downsample`."""

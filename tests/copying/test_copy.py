@@ -341,9 +341,9 @@ def test_an_array_of_this_process_is_not_gone_on_with(tmp_path):
 
 def test_a_file_is_gone_on_with(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", VALUES)
-    from gpustore.copying import transfer
+    from gpustore.transfer import regions
 
-    part, calls = transfer._part, []
+    part, calls = regions._part, []
 
     def failing(store, place):
         calls.append(place)
@@ -351,7 +351,7 @@ def test_a_file_is_gone_on_with(tmp_path, monkeypatch):
             raise gpustore.StoreIOError("the disk is full")
         return part(store, place)
 
-    monkeypatch.setattr(transfer, "_part", failing)
+    monkeypatch.setattr(regions, "_part", failing)
     options = {"chunks": (8, 32), "memory": 1}
     with (
         pytest.warns(gpustore.CopyWarning, match="more than `memory` allows"),

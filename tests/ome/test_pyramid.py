@@ -140,7 +140,7 @@ def test_a_build_that_ended_is_continued(killed_at, context, monkeypatch):
     image = ome.create("memory://k/", shape=VOLUME.shape, dtype="uint16", axes="czyx",
                        scale=SCALE, chunks=(1, 4, 16, 16), context=context)  # fmt: skip
     image.write(VOLUME)
-    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
+    monkeypatch.setattr("gpustore.transfer.journal._EVERY_S", 0.0)
     calls = []
 
     def stop(done, total):
@@ -187,7 +187,7 @@ def test_a_pyramid_of_other_elements_begins_again(context, monkeypatch):
     image = ome.create("memory://k/", shape=(64, 64), dtype="uint8", axes="yx", chunks=(16, 16),
                        context=context)  # fmt: skip
     image.write(np.ones((64, 64), "uint8"))
-    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
+    monkeypatch.setattr("gpustore.transfer.journal._EVERY_S", 0.0)
 
     def stop(done, total):
         if done:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.copying.plan import Plan, plan_regions
+from gpustore.transfer.plan import Plan, plan_regions
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Progress of :func:`gpustore.copy`: a document beside the copy, from which a second run continues.
+"""Progress of a copy or a pyramid: a document beside it, from which a second run continues.
 
 Regions are stored in order: the document holds, for every array, how it is cut and how many regions
 are done. It is written after what it speaks of is stored, at most once a second, and removed at the
@@ -16,7 +16,6 @@ noticed: what is copied is not looked at again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,36 +25,12 @@ import gpustore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpustore.copying.new_array import Target
-    from gpustore.copying.plan import Plan
-    from gpustore.sources.base import Source
+    from gpustore.transfer.plan import Plan
 
 
 NAME = ".gpustore-copy.json"
 """Name of the document."""
 _EVERY_S = 1.0
-
-
-def digest_of(copies: Mapping[str, tuple[Source, Target]], documents: Any = None) -> str:
-    """Return a digest of sources, targets and documents, which identifies a copy."""
-    parts = {
-        path: (
-            source.identity,
-            target.driver,
-            target.metadata,
-            target.schema,
-            target.as_void,
-            target.attributes,
-        )
-        for path, (source, target) in copies.items()
-    }
-    text = json.dumps([parts, documents], sort_keys=True, default=_text)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text(value: Any) -> str:
-    """Return a text for a value without JSON form, such as a fill value."""
-    return repr(value.tobytes() if hasattr(value, "tobytes") else value)
 
 
 class Journal:
@@ -66,7 +41,7 @@ class Journal:
     store : KvStore
         The place of the copy.
     digest : str
-        Result of :func:`digest_of`, or another text that tells what is written from other things.
+        Text that tells what is written from other things.
     name : str
         Name of the document.
 

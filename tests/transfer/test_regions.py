@@ -11,10 +11,10 @@ import pytest
 import tensorstore
 
 import gpustore
-from gpustore.copying.plan import Plan
-from gpustore.copying.transfer import first_interrupt, transfer
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Source
+from gpustore.transfer.plan import Plan
+from gpustore.transfer.regions import first_interrupt, transfer
 from tests.waiting import wait_until
 
 # A shell may have told its background jobs to ignore Ctrl-C.
@@ -289,7 +289,7 @@ class Slow:
 
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_elements_of_another_shape_are_refused(monkeypatch, is_slow):
-    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 8)
+    monkeypatch.setattr("gpustore.transfer.regions._SLAB_NBYTES", 8)
     source = Source(
         (3, 4), np.dtype("u2"), lambda _: np.ones((1, 4), "u2"), (3, 1), is_slow=is_slow
     )
@@ -303,7 +303,7 @@ def test_elements_of_another_shape_are_refused(monkeypatch, is_slow):
 
 @pytest.mark.parametrize("chunks", [(4, 16), (64, 3), (64, 32)])
 def test_large_regions_of_slow_sources_are_read_in_parts(monkeypatch, chunks):
-    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 1 << 10)
+    monkeypatch.setattr("gpustore.transfer.regions._SLAB_NBYTES", 1 << 10)
     values = np.arange(64 * 32, dtype=">u2").reshape(64, 32)
     slow, stored, moved = Slow(values, chunks), [], []
     target = gpustore.array(np.zeros((64, 32), "u2"))
@@ -322,7 +322,7 @@ def test_large_regions_of_slow_sources_are_read_in_parts(monkeypatch, chunks):
 
 
 def test_a_long_read_is_stopped_between_its_parts(monkeypatch):
-    monkeypatch.setattr("gpustore.copying.transfer._SLAB_NBYTES", 1 << 10)
+    monkeypatch.setattr("gpustore.transfer.regions._SLAB_NBYTES", 1 << 10)
     slow = Slow(np.ones((64, 32), "u2"), (4, 32))
     target = gpustore.array(np.zeros((64, 32), "u2"))
     transfer(

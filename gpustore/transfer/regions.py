@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import gpustore
-from gpustore.copying.plan import Plan
 from gpustore.display.extents import chunk_extents
 from gpustore.sources.base import Region, Source, ranges_of, region_shape, slabs
+from gpustore.transfer.plan import Plan
 
 _LOOK_S = 0.1
 _SLAB_NBYTES = 8 << 20

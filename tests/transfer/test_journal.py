@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.copying import array, transfer, zarr_source
-from gpustore.copying.journal import Journal
-from gpustore.copying.plan import Plan
+from gpustore.copying import array, zarr_source
+from gpustore.transfer import regions
+from gpustore.transfer.journal import Journal
+from gpustore.transfer.plan import Plan
 
 NAME = ".gpustore-copy.json"
 VALUES = np.arange(1, 1 + 64 * 32, dtype=np.uint16).reshape(64, 32)
@@ -42,7 +43,7 @@ class Stopped:
     def __init__(self, monkeypatch):
         self.left = None
         self.read, self.written = [], []
-        part = transfer._part
+        part = regions._part
         outer = self
 
         def counted(store, place):
@@ -59,7 +60,7 @@ class Stopped:
             read = reader(store)
             return lambda place: outer.read.append(place) or read(place)
 
-        monkeypatch.setattr(transfer, "_part", counted)
+        monkeypatch.setattr(regions, "_part", counted)
         monkeypatch.setattr(zarr_source, "store_reader", counting)
 
 
@@ -204,7 +205,7 @@ def test_a_group_goes_on(gpustore_command, tmp_path, stopped, left):
 
 
 def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", float("inf"))
+    monkeypatch.setattr("gpustore.transfer.journal._EVERY_S", float("inf"))
     store = gpustore.KvStore.open(f"{tmp_path}/").result()
     journal = Journal(store, "digest")
     assert not journal.found
@@ -217,7 +218,7 @@ def test_the_journal_is_never_ahead(tmp_path, monkeypatch):
     again = Journal(store, "digest")
     assert (again.found, again.done("a"), again.region("a")) == (True, 1, (1,))
     assert Journal(store, "other").other
-    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 0.0)
+    monkeypatch.setattr("gpustore.transfer.journal._EVERY_S", 0.0)
     again.advance("a")
     assert Journal(store, "digest").done("a") == 2
     again.remove()
@@ -228,7 +229,7 @@ def test_a_group_without_interruption_has_its_journal_written_twice(
     gpustore_command, tmp_path, monkeypatch
 ):
     """In an archive each time is a copy of all of it: of nothing at first, then of no chunks."""
-    monkeypatch.setattr("gpustore.copying.journal._EVERY_S", 1e9)
+    monkeypatch.setattr("gpustore.transfer.journal._EVERY_S", 1e9)
     written = []
     write = Journal.write
     monkeypatch.setattr(Journal, "write", lambda self: written.append(self) or write(self))
