@@ -133,9 +133,10 @@ def codecs_of(
     if compressor is None:
         return [], []
     name = str(compressor["id"])
-    if name in ("zstd", "gzip", "zlib"):  # gzip and zlib differ in the header only.
-        name = "zstd" if name == "zstd" else "gzip"
-        return [{"name": name, "configuration": {"level": compressor.get("level", 1)}}], []
+    if name in ("zstd", "gzip", "zlib"):
+        notes = ["Zarr v3 has no codec zlib: gzip takes its place"] if name == "zlib" else []
+        name = "zstd" if name == "zstd" else "gzip"  # It differs from zlib in the header only.
+        return [{"name": name, "configuration": {"level": compressor.get("level", 1)}}], notes
     if name == "blosc":
         shuffle = int(compressor.get("shuffle", -1))
         if shuffle < 0:  # "auto"

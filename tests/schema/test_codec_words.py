@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpustore.schema.codec_words import codecs_named, codecs_of, compressor_of
+from gpustore.errors import MetadataError
+from gpustore.schema.codec_words import codec_spec, codecs_named, codecs_of, compressor_of
 from tests.matrix import each
 
 WORDS = ["none", "zstd", "zstd:-5", "zstd:19", "gzip", "gzip:9", "blosc", "blosc:9"] + [
@@ -38,6 +39,10 @@ def test_codecs_that_the_other_format_lacks_are_named():
     assert codecs[0]["name"] == "zstd"
     assert notes == ["Zarr v3 has no codec bz2: zstd takes its place"]
     gzip = {"name": "gzip", "configuration": {"level": 1}}
+    note = "Zarr v3 has no codec zlib: gzip takes its place"
+    assert codecs_of({"id": "zlib", "level": 1}, 2) == ([gzip], [note])
+    with pytest.raises(MetadataError, match="Zarr v3 has no codec zlib; codec:"):
+        codec_spec({"id": "zlib"}, "zarr3", 2)
     zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
     compressor, notes = compressor_of([{"name": "bytes"}, gzip, zstd, {"name": "crc32c"}])
     assert compressor["id"] == "zstd"
