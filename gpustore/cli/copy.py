@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _ARGUMENT = re.compile(
-    r"`(chunks|shards|codec|checksum|dims|units|field|memory|overwrite|zarr_format)(?:=(\w+))?`"
+    r"`(chunks|shards|codec|checksum|dims|units|field|memory|overwrite|zarr_format|ome_version)(?:=(\w+))?`"
 )
 """An argument of :func:`gpustore.copy` in a message."""
 
@@ -75,6 +75,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=int,
         choices=(2, 3),
         help="version of the format (default: that of the target's URL, or of the source)",
+    )
+    command.add_argument(
+        "--ome-version",
+        choices=("0.4", "0.5", "0.6"),
+        help="version of OME-Zarr of the copy of a group; 0.4 is Zarr v2, 0.5 and 0.6 are v3 "
+        "(default: that of the source, or 0.4 or 0.5 with another --zarr-format)",
     )
     command.add_argument(
         "--memory",
@@ -194,6 +200,7 @@ def _copied(
             codec=arguments.codec,
             checksum=arguments.checksum,
             zarr_format=arguments.zarr_format,
+            ome_version=arguments.ome_version,
             field=arguments.field,
             overwrite=arguments.overwrite,
             memory=arguments.memory << 20,

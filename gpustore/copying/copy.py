@@ -66,6 +66,8 @@ def copy(
     opened = _opened(source, request)
     if isinstance(opened, gpustore.Group):
         return copy_group(opened, request)
+    if request.options.ome_version is not None:
+        raise gpustore.CopyError("`ome_version` is for groups, but the source is an array")
     elements = opened if isinstance(opened, Source) else source_of(opened)
     try:
         if isinstance(opened, Source):

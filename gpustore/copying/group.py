@@ -4,10 +4,10 @@
 2. Make the group, the groups below it and the arrays.
 3. Copy the arrays one after the other.
 
-Within a format, documents of groups are copied unchanged, unknown members included; between them
-OME metadata are converted (:mod:`gpustore.copying.ome`). A member that cannot be read, or not be
-stored in the target's format, is left out and named at the end. The copy has consolidated metadata
-if the source was opened with them.
+Within a format, documents of groups are copied unchanged, unknown members included; between them,
+and between versions of OME-Zarr, OME metadata are converted (:mod:`gpustore.ome.conversion`). A
+member that cannot be read, or not be stored in the target's format, is left out and named at the
+end. The copy has consolidated metadata if the source was opened with them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ from gpustore.copying.array import (
     journal_at,
 )
 from gpustore.copying.elements import open_whole
-from gpustore.copying.ome import axes_of, converted, is_ome
 from gpustore.copying.options import Options
 from gpustore.copying.request import Request
 from gpustore.copying.target import chosen_format, make_target, place_of
 from gpustore.copying.zarr_source import source_of
 from gpustore.display.extents import chunk_extents
+from gpustore.ome.conversion import axes_of, converted, is_ome
+from gpustore.ome.new_image import FORMATS
 from gpustore.sources.base import places_of
 from gpustore.transfer.regions import first_interrupt
 
 _DRIVERS = {2: "zarr2", 3: "zarr3"}
+_OF_FORMAT = {2: "0.4", 3: "0.5"}
+"""Version of OME-Zarr of images that only their format was asked of."""
+_FILES = {2: ".zattrs", 3: "zarr.json"}
 
 
 @dataclass(slots=True)
@@ -44,6 +48,14 @@ class _Work:
 
     Attributes
     ----------
+    name : str
+        Name of the group in its store.
+    after : int
+        Format of the copy.
+    version : str or None
+        Version of OME-Zarr of the copy; None is that of the source.
+    is_asked : bool
+        Whether the caller named the version, so that another one is an error.
     groups : dict of str to dict
         JSON documents to store, by path and name.
     images : dict of str to dict
@@ -56,6 +68,10 @@ class _Work:
         Properties of groups that are lost.
     """
 
+    name: str
+    after: int
+    version: str | None
+    is_asked: bool
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     images: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, ArrayCopy] = field(default_factory=dict)
@@ -78,7 +94,8 @@ def copy_group(group: gpustore.Group, request: Request) -> gpustore.Group:
     if request.field is not None:
         raise gpustore.CopyError("`field` names a field of an array, but the source is a group")
     driver, root = place_of(request.target)
-    after = chosen_format(request.options.zarr_format, driver, group.zarr_format)
+    wanted = _format(request.options.ome_version, request.options.zarr_format)
+    after = chosen_format(wanted, driver, group.zarr_format)
     overwrite, context = request.overwrite, request.context
     places = places_of(group.kvstore)
     check_source(request.name, root, places, context)
@@ -143,23 +160,39 @@ def _shown(request: Request, before: int, total: int) -> Callable[[int], object]
     return lambda nbytes: request.progress(before + nbytes, total)
 
 
+def _format(version: str | None, zarr_format: int | None) -> int | None:
+    """Return the format of a copy in a version of OME-Zarr, None if that of the source will do."""
+    if version is None:
+        return zarr_format
+    if version not in FORMATS:
+        raise gpustore.CopyError(f"`ome_version`: expected 0.4, 0.5 or 0.6, got {version!r}")
+    if zarr_format not in (None, FORMATS[version]):
+        raise gpustore.CopyError(
+            f"OME-Zarr {version} is stored as Zarr v{FORMATS[version]}: leave out `zarr_format`"
+        )
+    return FORMATS[version]
+
+
 def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: int) -> _Work:
     """Derive the copy of every member."""
-    work = _Work()
-    _add_group(work, "", *_documents(group), after)
+    asked = request.options.ome_version
+    version = _OF_FORMAT[after] if asked is None and group.zarr_format != after else asked
+    name = group.kvstore.path.rstrip("/").rpartition("/")[2]
+    work = _Work(name, after, version, asked is not None)
+    _add_group(work, "", *_documents(group))
     for path, node in group.walk():
         try:
             if node.error is not None:
                 raise node.error
             if node.is_group:
-                _add_group(work, path, node.document, node.attributes, after)
+                _add_group(work, path, node.document, node.attributes)
                 continue
             spec = {"driver": _DRIVERS[group.zarr_format]}
             place = group.kvstore / path
             context = request.context
             store = open_whole(spec, kvstore=place, read=True, device="cpu", context=context)
             wanted = {"driver": _DRIVERS[after], "kvstore": _at(root, path)}
-            options = _options_of(path, store, request.options, work.images, group.zarr_format)
+            options = _options_of(path, store, request.options, work)
             target = make_target(store, wanted, options, request.context)
             if after == 2 and group.zarr_format == 3 and _image(path, work.images) is not None:
                 target.metadata["dimension_separator"] = "/"
@@ -172,6 +205,8 @@ def _work(group: gpustore.Group, request: Request, root: dict[str, Any], after: 
         else:
             name = f"{request.name.rstrip('/')}/{path}"
             work.arrays[path] = ArrayCopy(source_of(store), target, name, request.memory_nbytes)
+    if asked is not None and not work.images:
+        raise gpustore.CopyError("`ome_version`: the source has no metadata of OME-Zarr")
     return work
 
 
@@ -179,14 +214,13 @@ def _options_of(
     path: str,
     store: gpustore.TensorStore,
     options: Options,
-    images: dict[str, dict[str, Any]],
-    before: int,
+    work: _Work,
 ) -> Options:
     """Return the options of an array: in an image chunks are those of the last dimensions.
 
-    Copies of an image of Zarr v2 have its axes as names of dimensions.
+    Arrays of an image whose version changes have its axes as names of dimensions.
     """
-    if _image(path, images) is None:
+    if _image(path, work.images) is None:
         return options
     chunk = chunk_extents(store, "read_chunk")
     found = {"chunks": options.chunks, "shards": options.shards}
@@ -195,8 +229,8 @@ def _options_of(
             found[name] = [*chunk[: store.rank - len(value)], *value]
     dims = options.dims
     image, _, name = path.rpartition("/")
-    if options.zarr_format != before and dims is None:
-        dims = axes_of(images.get(image, {})).get(name)
+    if work.version is not None and dims is None:
+        dims = axes_of(work.images.get(image, {})).get(name)
         dims = dims if dims is not None and len(dims) == store.rank else None
     return replace(options, dims=dims, **found)
 
@@ -227,30 +261,33 @@ def _add_group(
     path: str,
     document: Mapping[str, Any],
     attributes: Mapping[str, Any],
-    after: int,
 ) -> None:
     """Add the documents of a group to store."""
+    before, after = document["zarr_format"], work.after
     document = {name: v for name, v in document.items() if name != "consolidated_metadata"}
     attributes = dict(attributes)
     if is_ome(attributes):
         work.images[path] = attributes
-    if document["zarr_format"] == after:
+    if work.version is not None:
+        file = f"{path}/{_FILES[before]}".lstrip("/")
+        name = path.rpartition("/")[2] if path else work.name
+        try:
+            attributes, notes = converted(attributes, work.version, f"{file}: ", name)
+        except gpustore.GpustoreError as error:
+            if work.is_asked:
+                raise gpustore.CopyError(error.text) from error
+            notes = [f"{error.text}: OME metadata stay as they are"]
+        work.notes += notes
+        if after == 3:
+            # Members of a document of the same format stay.
+            base = document if before == 3 else {"zarr_format": 3, "node_type": "group"}
+            document = {**base, "attributes": attributes}
+        elif before == 3:
+            document = {"zarr_format": 2}
+    if after == 3:
         work.groups[path] = {"zarr.json": document}
-        if after == 2:
-            work.groups[path] = _documents_v2(document, attributes)
-        return
-    attributes, note = converted(attributes, after, path.rpartition("/")[2])
-    if note is not None:
-        work.notes.append(f"{path}: {note}" if path else note)
-    if after == 2:
-        work.groups[path] = _documents_v2({"zarr_format": 2}, attributes)
     else:
-        group_v3 = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        work.groups[path] = {"zarr.json": group_v3}
-
-
-def _documents_v2(document: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
-    return {".zgroup": document} | ({".zattrs": attributes} if attributes else {})
+        work.groups[path] = {".zgroup": document} | ({".zattrs": attributes} if attributes else {})
 
 
 def _at(kvstore: dict[str, Any], path: str) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Options:
         Whether each chunk ends with a crc32c.
     zarr_format : int, optional
         Format of the target, 2 or 3.
+    ome_version : str, optional
+        Version of OME-Zarr of the target, for groups.
     dims : list of str or None, optional
         Names of the dimensions.
     units : list, optional
@@ -37,6 +39,7 @@ class Options:
     codec: Any = None
     checksum: bool | None = None
     zarr_format: int | None = None
+    ome_version: str | None = None
     dims: Sequence[str | None] | None = None
     units: Sequence[Any] | None = None
     attributes: Mapping[str, Any] | None = None

@@ -24,6 +24,7 @@ def copy(
     units: Sequence[Any] | None = None,
     attributes: Mapping[str, Any] | None = None,
     zarr_format: int | None = None,
+    ome_version: str | None = None,
     field: str | None = None,
     overwrite: bool = False,
     memory: int = 256 << 20,
@@ -59,6 +60,9 @@ def copy(
         User attributes, beside those of the source that have other names.
     zarr_format : {2, 3}, optional
         Format of the copy; by default that of `target`, or of a Zarr array, or 3.
+    ome_version : {"0.4", "0.5", "0.6"}, optional
+        Version of OME-Zarr of the copy of a group, and with it its format: 0.4 is Zarr v2, 0.5 and
+        0.6 are v3. By default images keep theirs, or become 0.4 or 0.5 with another format.
     field : str, optional
         Field of records to copy alone, to an array of its own.
     overwrite : bool
@@ -81,8 +85,8 @@ def copy(
     Raises
     ------
     CopyError
-        If the arguments do not fit the source or the target, or members of a group could not be
-        copied; all others are there then.
+        If the arguments do not fit the source or the target, or `ome_version` cannot express its
+        metadata; or members of a group could not be copied, all others are there then.
     AlreadyExistsError
         If there is an array or group at the target, unless `overwrite`.
     NotFoundError, MismatchError, CorruptChunkError, StoreIOError, UnsupportedError
@@ -121,6 +125,7 @@ def copy(
         units=units,
         attributes=attributes,
         zarr_format=zarr_format,
+        ome_version=ome_version,
         field=field,
         overwrite=overwrite,
         memory=memory,

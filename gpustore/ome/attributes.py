@@ -119,6 +119,11 @@ def dataset_json(version: str, path: str, transform: AxisTransform, system: str)
     steps: list[dict[str, Any]] = [{"type": "scale", "scale": list(transform.scale)}]
     if any(transform.translation):
         steps.append({"type": "translation", "translation": list(transform.translation)})
+    return placed(version, path, steps, system)
+
+
+def placed(version: str, path: str, steps: list[dict[str, Any]], system: str) -> dict[str, Any]:
+    """Return the JSON of a level: `steps` are a scale, or a scale and a translation."""
     if version == "0.6":
         ends = {"input": {"path": path}, "output": {"name": system}}
         if len(steps) == 2:

@@ -8,12 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.ome.multiscale import Axis
+from gpustore.ome.multiscale import Axis, in_order
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Unit, unit
 
 _TYPES: Final = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
-_ORDER: Final = {"time": 0, "channel": 1, None: 1, "space": 2}
 _CHUNK_NBYTES: Final = 1 << 20
 _SMALL: Final = 256
 """Extent of the two last axes of a coarsest level that is chosen."""
@@ -45,8 +44,8 @@ def axes_of(axes: str | Sequence[Any], units: str | Mapping[str, Any] | None) ->
     space = [axis.name for axis in found if axis.type == "space"]
     if not 2 <= len(found) <= 5 or not 2 <= len(space) <= 3:
         raise ValueError(f"axes: expected 2 to 5, 2 or 3 of them of space (z, y, x), got {shown}")
-    order = [_ORDER.get(axis.type, 1) for axis in found]
-    if order != sorted(order) or order.count(1) > 1 or order.count(0) > 1:
+    times = sum(axis.type == "time" for axis in found)
+    if not in_order(found) or times > 1 or len(found) - times - len(space) > 1:
         raise ValueError(f"axes: expected time, then channels, then space, got {shown}")
     given = {} if units is None else units
     if not isinstance(given, Mapping):

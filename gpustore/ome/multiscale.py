@@ -6,7 +6,7 @@ coordinate system and the output of each level's transformation naming it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ VERSIONS: Final = {"0.4": "0.4", "0.5": "0.5", "0.6": "0.6", "0.6rc0": "0.6", "0
 
 MAX_RANK: Final = 32
 """Dimensions that an array may have."""
+
+_PLACES: Final[Mapping[str | None, int]] = {"time": 0, "channel": 1, "space": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,14 @@ def _version(stated: Any, expected: tuple[str, ...], where: str) -> str:
     return version
 
 
-def multiscale(ome: Mapping[str, Any], version: str, where: str) -> Multiscale:
-    """Return the first image of the OME members of a group.
+def in_order(axes: Sequence[Axis]) -> bool:
+    """Whether axes are in the order of 0.4 and 0.5: of time, of channels, of others, of space."""
+    places = [_PLACES.get(axis.type, 2) for axis in axes]
+    return places == sorted(places)
+
+
+def multiscale(ome: Mapping[str, Any], version: str, where: str, number: int = 0) -> Multiscale:
+    """Return an image of the OME members of a group; most groups have one.
 
     Raises
     ------
@@ -189,8 +197,8 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str) -> Multiscale:
         If a level is placed by more than a scale and a translation.
     """
     images = items(ome, "multiscales", where)
-    where = at(where, "multiscales[0]")
-    image = json_object(images[0], where)
+    where = at(where, f"multiscales[{number}]")
+    image = json_object(images[number], where)
     datasets = items(image, "datasets", where)
     if version == "0.6":
         return _of_06(image, datasets, where)
@@ -200,8 +208,8 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str) -> Multiscale:
         member = f"{where}.coordinateTransformations"
         outer = parsed(image["coordinateTransformations"], len(axes), member)
     own: dict[str, AxisTransform] = {}
-    for number, dataset in enumerate(datasets):
-        place = f"{where}.datasets[{number}]"
+    for position, dataset in enumerate(datasets):
+        place = f"{where}.datasets[{position}]"
         transformations, member = _transformations(dataset, place)
         transform = parsed(transformations, len(axes), member)
         own[_path(dataset, place, own)] = transform

@@ -300,7 +300,7 @@ def _series(version: str) -> Rule:
     return object_of(() if version == "0.4" else ("series",), series=list_of(text()))
 
 
-_KINDS: Final = {
+_RULES: Final = {
     "image": _image,
     "label": _label,
     "plate": _plate,
@@ -308,6 +308,17 @@ _KINDS: Final = {
     "bf2raw": _container,
     "ome": _series,
 }
+
+
+KINDS: Final = {
+    "multiscales": "image",
+    "image-label": "label",
+    "plate": "plate",
+    "well": "well",
+    "bioformats2raw.layout": "bf2raw",
+    "series": "ome",
+}
+"""Schema by the member that a group has it for."""
 
 
 def rule_of(kind: str, version: str) -> Rule:
@@ -319,7 +330,7 @@ def rule_of(kind: str, version: str) -> Rule:
         Name of the schema.
     version : {"0.4", "0.5", "0.6"}
     """
-    members = _KINDS[kind](version)
+    members = _RULES[kind](version)
     if version == "0.4":
         return members
     stated = object_of(("version",), version=text(words=_VERSIONS[version]))

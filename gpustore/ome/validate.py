@@ -10,21 +10,10 @@ import gpustore
 from gpustore.ome.collection import Collection
 from gpustore.ome.image import Image
 from gpustore.ome.members import place_of
-from gpustore.ome.multiscale import ome_of
+from gpustore.ome.multiscale import in_order, ome_of
 from gpustore.ome.plate import Plate, Well
 from gpustore.ome.rules import Problem
-from gpustore.ome.schemas import rule_of
-
-_SCHEMAS = {
-    "multiscales": "image",
-    "image-label": "label",
-    "plate": "plate",
-    "well": "well",
-    "bioformats2raw.layout": "bf2raw",
-    "series": "ome",
-}
-"""Schema by the member that a group has it for."""
-_ORDER = {"time": 0, "channel": 1, "space": 3}
+from gpustore.ome.schemas import KINDS, rule_of
 
 
 def validate(
@@ -78,7 +67,7 @@ def _group(group: gpustore.Group) -> Iterator[Problem]:
     except gpustore.GpustoreError as error:
         yield _problem(group, error, is_of_schema=True)
         return
-    kinds = [schema for member, schema in _SCHEMAS.items() if member in ome]
+    kinds = [schema for member, schema in KINDS.items() if member in ome]
     if not kinds:
         yield Problem(where.rstrip(": "), "expected an image, a plate, a well or a collection")
         return
@@ -105,8 +94,7 @@ def _group(group: gpustore.Group) -> Iterator[Problem]:
 
 def _image(image: Image) -> Iterator[Problem]:
     group = image.group
-    types = [_ORDER.get(axis.type or "", 2) for axis in image.all_axes]
-    if image.version != "0.6" and types != sorted(types):
+    if image.version != "0.6" and not in_order(image.all_axes):
         shown = ", ".join(image.axes)
         yield _stored(group, f"axes: expected time, then channels, then space, found {shown}")
     above = None

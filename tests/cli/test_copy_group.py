@@ -168,3 +168,15 @@ def test_a_damaged_chunk_stops_the_copy_and_says_how_far_it_came(gpustore_comman
     assert "of the 2 arrays of the group were copied before" in err
     opened = gpustore.open_group(str(tmp_path / "b")).result()
     assert list(opened) == ["a", "empty", "times"]
+
+
+def test_a_copy_is_of_the_version_of_ome_zarr_asked(gpustore_command, tmp_path):
+    image = gpustore.ome.create(tmp_path / "a", shape=(8, 8), dtype="u1", axes="yx", version="0.6")
+    gpustore_command("copy", tmp_path / "a", tmp_path / "b", "--ome-version", "0.4")
+    copied = gpustore.ome.open(tmp_path / "b")
+    assert (copied.version, copied.axes) == ("0.4", image.axes)
+    code, _, err = gpustore_command(
+        "copy", tmp_path / "a" / "0", tmp_path / "c", "--ome-version", "0.4"
+    )
+    assert code == 1
+    assert "--ome-version is for groups, but the source is an array" in err

@@ -76,7 +76,7 @@ def stated(version: str, **members) -> dict:
     members = dict(members)
     if "multiscales" in members:
         members["multiscales"] = [{**one, "version": "0.4"} for one in members["multiscales"]]
-    for name in "plate", "well":
+    for name in "plate", "well", "omero", "image-label":
         if name in members:
             members[name] = {**members[name], "version": "0.4"}
     return members
