@@ -18,7 +18,7 @@ from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale
 from gpustore.ome.new_label import make_label
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
-from gpustore.ome.units import Range, Unit, um
+from gpustore.ome.units import Range, Unit, as_float, um
 from gpustore.transfer.regions import first_interrupt
 
 _SLACK: Final = 1 + 1e-6
@@ -226,6 +226,9 @@ class Image:
         codec: Any = "zstd",
     ) -> Image:
         """Create a label image, without elements, where the image is.
+
+        Its coordinates are those in which the levels of the image are stored, also for an image in
+        another coordinate system (:meth:`in_system`).
 
         Parameters
         ----------
@@ -509,7 +512,7 @@ def _in_unit(size: float | Range, axis: Axis) -> float:
         given: Unit | None = size.unit
         value = size.start
     else:
-        value, given = float(size), um
+        value, given = as_float(size, axis.name), um
         if axis.unit is None or um.factor_to(axis.unit) is None:
             given = axis.unit
     if not value > 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpustore.ome.multiscale import Axis, in_order
 from gpustore.ome.transforms import AxisTransform
-from gpustore.ome.units import Unit, unit
+from gpustore.ome.units import Unit, as_float, unit
 
 _TYPES: Final = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _CHUNK_NBYTES: Final = 1 << 20
@@ -104,7 +104,7 @@ def numbers_of(
     unknown = [name for name in values if name not in names]
     if unknown:
         raise ValueError(f"{parameter}: no axis {unknown[0]!r}; axes are {', '.join(names)}")
-    found = tuple(float(values.get(name, default)) for name in names)
+    found = tuple(as_float(values.get(name, default), parameter) for name in names)
     wrong = [one for one in found if not math.isfinite(one) or (parameter == "scale" and one <= 0)]
     if wrong:
         kind = "positive" if parameter == "scale" else "finite"

@@ -33,11 +33,16 @@ def make_label(
     if not isinstance(name, str) or not name.strip("/"):
         raise ValueError(f"name: expected a name, got {name!r}")
     names = [one.name if isinstance(one, Axis) else str(one) for one in axes or ()]
-    unknown = [one for one in names if one not in image.axes]
+    shown = image.axes
+    unknown = [one for one in names if one not in shown]
     if unknown:
-        raise ValueError(f"axes: no axis {unknown[0]!r}; axes are {', '.join(image.axes)}")
+        raise ValueError(f"axes: no axis {unknown[0]!r}; axes are {', '.join(shown)}")
+    # A label image has one coordinate system, that in which the levels of the image are stored.
+    image = type(image).of_group(image.group)
     kept = [
-        axis for axis in image.all_axes if (axis.name in names if names else axis.type != "channel")
+        axis
+        for axis, name_shown in zip(image.all_axes, shown, strict=True)
+        if (name_shown in names if names else axis.type != "channel")
     ]
     finest = image.level(0)
     extents = dict(zip(image.axes, finest.shape, strict=True))

@@ -50,7 +50,13 @@ class Unit:
     name: str
 
     def __call__(self, start: float, stop: float | None = None) -> Range:
-        """Return the range from `start` to `stop`, or the place `start`, in this unit."""
+        """Return the range from `start` to `stop`, or the place `start`, in this unit.
+
+        Raises
+        ------
+        ValueError
+            If a coordinate is an integer too large for a float.
+        """
         return Range(start, stop, self)
 
     def factor_to(self, other: Unit) -> float | None:
@@ -91,9 +97,22 @@ class Range:
     stop: float | None
     unit: Unit
 
+    def __post_init__(self) -> None:
+        for end in (self.start, self.stop):
+            if end is not None:
+                as_float(end, f"coordinate in {self.unit.name}")
+
     def __str__(self) -> str:
         stop = "" if self.stop is None else f" to {self.stop:g}"
         return f"{self.start:g}{stop} {self.unit.symbol}"
+
+
+def as_float(number: float, what: str) -> float:
+    """Return a number as a float; ValueError if it is an integer too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"{what}: an integer too large for a 64-bit float") from None
 
 
 def unit(name: str) -> Unit:

@@ -1,6 +1,7 @@
 // Blocks of an array, each reduced to one element, with the results of gpustore/backends/host/downsample.py:
 // the mean of integers, rounded to the nearest, halves to the even one; the mean of floats, added in the order
-// of a block; the smallest, largest, median and most frequent integer.
+// of a block; the smallest, largest, median and most frequent element, where -0.0 lies before 0.0 and NaN
+// behind all. A result that is NaN is the positive quiet one without more bits.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace gpustore {
 
-constexpr i64 SUMMED = (1 << 15) - 1;  // elements of a block whose sum fits an int32, if they have 16 bits
+constexpr i64 MOST_OF_BLOCK = (1 << 15) - 1;  // elements whose sum fits an int32, if they have 16 bits
 constexpr i64 FEW = 64;                // elements of a block that are sorted by insertion
 constexpr i64 ROW_ELEMENTS = 1 << 12;  // up to which dimensions that stay as they are make one element
 
@@ -21,6 +22,35 @@ constexpr i64 ROW_ELEMENTS = 1 << 12;  // up to which dimensions that stay as th
 template <class T>
 using Sum = std::conditional_t<std::is_floating_point_v<T>, T,
     std::conditional_t<(sizeof(T) < 4), std::int32_t, std::conditional_t<sizeof(T) == 4, i64, i128>>>;
+
+// Integers in the order of the elements of a type; that of NaN is behind all others.
+template <class T>
+struct Order {
+    using Key = T;
+    static constexpr Key NOT_A_NUMBER = std::numeric_limits<T>::max();
+    static Key key(T one, Key) { return one; }
+    static T value(Key key) { return key; }
+};
+
+template <class T, class K>
+struct FloatOrder {
+    using Key = K;
+    static constexpr Key NOT_A_NUMBER = std::numeric_limits<K>::max();
+    static Key folded(Key bits) { return bits ^ ((bits >> (8 * sizeof(K) - 1)) & std::numeric_limits<K>::max()); }
+    static Key key(T one, Key of_nan) {
+        Key bits;
+        std::memcpy(&bits, &one, sizeof bits);
+        return one != one ? of_nan : folded(bits);
+    }
+    static T value(Key key) {
+        const Key bits = folded(key);
+        T one;
+        std::memcpy(&one, &bits, sizeof one);
+        return one != one ? std::numeric_limits<T>::quiet_NaN() : one;
+    }
+};
+template <> struct Order<float> : FloatOrder<float, std::int32_t> {};
+template <> struct Order<double> : FloatOrder<double, i64> {};
 
 // Quotient rounded to the nearest integer, halves to the even one; `shift` is that of a power of two, or -1.
 template <class S>
@@ -40,7 +70,10 @@ struct Mean {
     __attribute__((noinline)) static void finish(const Number* from, T* to, i64 n, i64 count) {
         const Number by = Number(count);
         if constexpr (std::is_floating_point_v<T>) {
-            for (i64 i = 0; i < n; i++) to[i] = from[i] / by;
+            for (i64 i = 0; i < n; i++) {
+                const T mean = from[i] / by;
+                to[i] = mean != mean ? std::numeric_limits<T>::quiet_NaN() : mean;
+            }
         } else {
             const int shift = count & (count - 1) ? -1 : __builtin_ctzll(count);
             if (shift >= 0)
@@ -53,10 +86,15 @@ struct Mean {
 
 template <class T, bool LEAST>
 struct Extremum {
-    using Number = T;
-    static constexpr T begin = LEAST ? std::numeric_limits<T>::max() : std::numeric_limits<T>::min();
-    static T join(T a, T b) { return LEAST ? std::min(a, b) : std::max(a, b); }
-    static void finish(const T* from, T* to, i64 n, i64) { std::copy_n(from, n, to); }
+    using Number = typename Order<T>::Key;
+    static constexpr Number begin = LEAST ? std::numeric_limits<Number>::max() : std::numeric_limits<Number>::min();
+    static Number join(Number a, T b) {
+        const Number key = Order<T>::key(b, begin);  // NaN is left out
+        return LEAST ? std::min(a, key) : std::max(a, key);
+    }
+    static void finish(const Number* from, T* to, i64 n, i64) {
+        for (i64 i = 0; i < n; i++) to[i] = Order<T>::value(from[i]);
+    }
 };
 
 // Walks the rows of cells along the last dimension, with the rows of elements of each in the order of a block.
@@ -141,20 +179,22 @@ public:
 
     // The lower median, or the smallest of the most frequent elements.
     void rank(bool median) {
-        std::vector<T> memory;
+        using Key = typename Order<T>::Key;
+        std::vector<Key> memory;
         for (Rows rows(blocks_, rank_ - 1); rows.next();) {
             memory.resize(rows.src.size() * row_.factor);
             T* to = reinterpret_cast<T*>(rows.dst);
             i64 begin = 0, end = head_ ? head_ : std::min(row_.factor, row_.n);
             for (; begin < row_.n; begin = end, end = std::min(end + row_.factor, row_.n))
                 for (i64 j = 0; j < unit_; j++) {
-                    T *block = memory.data(), *last = block;
+                    Key *block = memory.data(), *last = block;
                     for (const u8* row : rows.src)
-                        for (i64 i = begin; i < end; i++) *last++ = reinterpret_cast<const T*>(row)[i * unit_ + j];
-                    const T one = *block;
-                    const bool alike = std::all_of(block, last, [one](T other) { return other == one; });
+                        for (i64 i = begin; i < end; i++)
+                            *last++ = Order<T>::key(reinterpret_cast<const T*>(row)[i * unit_ + j], Order<T>::NOT_A_NUMBER);
+                    const Key one = *block;
+                    const bool alike = std::all_of(block, last, [one](Key other) { return other == one; });
                     if (!alike) sort(block, last);
-                    *to++ = alike ? one : median ? block[(last - block - 1) / 2] : mode(block, last);
+                    *to++ = Order<T>::value(alike ? one : median ? block[(last - block - 1) / 2] : mode(block, last));
                 }
         }
     }
@@ -189,21 +229,25 @@ private:
         return into + n;
     }
 
-    static void sort(T* begin, T* end) {
-        for (T* next = begin + 1; next < end; next++) {
-            const T one = *next;
-            T* to = next;
+    template <class Key>
+    static void sort(Key* begin, Key* end) {
+        if (end - begin > FEW) return std::sort(begin, end);
+        for (Key* next = begin + 1; next < end; next++) {
+            const Key one = *next;
+            Key* to = next;
             for (; to > begin && one < to[-1]; to--) *to = to[-1];
             *to = one;
         }
     }
 
     // The smallest of the most frequent ones, of sorted elements.
-    static T mode(const T* begin, const T* end) {
-        T found = *begin;
+    template <class Key>
+    static Key mode(const Key* begin, const Key* end) {
+        Key found = *begin;
         for (i64 most = 0; begin < end;) {
-            const T* next = begin + 1;
-            while (next < end && *next == *begin) next++;
+            const Key* next = begin + 1;
+            // Zeros of both signs are equal, no NaN is.
+            while (next < end && Order<T>::value(*next) == Order<T>::value(*begin)) next++;
             if (next - begin > most) most = next - begin, found = *begin;
             begin = next;
         }
@@ -220,14 +264,11 @@ private:
 template <class T>
 bool downsample(const Blocks& blocks) {
     Downsampler<T> found(blocks);
-    if (!found.legal(blocks.method < MEDIAN ? SUMMED : FEW)) return false;
+    if (!found.legal(MOST_OF_BLOCK)) return false;
     if (blocks.method == MEAN) return found.template reduce<Mean<T>>(), true;
-    if constexpr (std::is_integral_v<T>) {
-        if (blocks.method == LEAST) return found.template reduce<Extremum<T, true>>(), true;
-        if (blocks.method == LARGEST) return found.template reduce<Extremum<T, false>>(), true;
-        return found.rank(blocks.method == MEDIAN), true;
-    }
-    return false;
+    if (blocks.method == LEAST) return found.template reduce<Extremum<T, true>>(), true;
+    if (blocks.method == LARGEST) return found.template reduce<Extremum<T, false>>(), true;
+    return found.rank(blocks.method == MEDIAN), true;
 }
 
 inline bool downsample(const Blocks& blocks) {

@@ -91,6 +91,9 @@ def test_coordinate_systems_of_06(context):
     room = image.in_system("room").level(0)  # back along a scale
     assert list(room.scale.values()) == [1, 1, 0.125, 0.0625]
     assert list(room.translation.values()) == [0, 0.5, 0.5, 0.375]
+    label = stage.create_label("cells", axes="yx")
+    assert label.level(0).translation == {"y": 0, "x": 0}
+    assert label.level(1).scale == {"y": 1, "x": 1}
     with pytest.raises(gpustore.UnsupportedError, match=r"stage to atlas.*'rotation'.*resample"):
         image.in_system("atlas")
     with pytest.raises(gpustore.MetadataError, match="no transformation leads from physical to"):

@@ -130,3 +130,6 @@ def test_units():
     assert Unit("parrot").factor_to(ome.um) is None
     assert [ome.mm.factor_to(one) for one in (ome.nm, ome.um, ome.mm)] == [1e6, 1e3, 1]
     assert str(ome.um(0.5, 2)) == "0.5 to 2 µm"
+    for ends in ((2**2000,), (0, -(2**2000))):
+        with pytest.raises(ValueError, match="coordinate in micrometer: an integer too large for"):
+            ome.um(*ends)

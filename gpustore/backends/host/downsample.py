@@ -2,8 +2,11 @@
 
 **mean** of integers is exact and rounds halves to the even number; floats are added in the order of
 the elements of a block, those of two bytes or less as float32. **median** is the lower one of two.
-**mode** is the smallest of the most frequent ones. **min** and **max** leave NaN out. The native
-core does what it can (:mod:`gpustore.backends.native.blocks`), NumPy the rest; results are equal.
+**mode** is the smallest of the most frequent ones. **min** and **max** leave NaN out; where floats
+are put in order -0.0 lies before 0.0 and NaN behind all, and a result that is NaN is the positive
+quiet one without more bits. The native core does what it can
+(:mod:`gpustore.backends.native.blocks`), a device by its kernels, NumPy the rest; results are equal
+bit for bit.
 
 Source: TensorStore's ``driver/downsample``.
 """
@@ -25,6 +28,15 @@ from gpustore.backends.native.blocks import core_downsample
 _MANY: Final = 4096
 """Elements of a block from which on cells are computed one by one."""
 
+_FEW: Final = 64
+"""Elements of a block up to which those at one position of all blocks are looked at together."""
+
+_EXTREMA: Final[dict[str, tuple[Any, np.ufunc]]] = {
+    "min": (lambda dtype: np.iinfo(dtype).max, np.minimum),
+    "max": (lambda dtype: np.iinfo(dtype).min, np.maximum),
+}
+"""What is replaced by anything of a type, and the better one of two."""
+
 
 def downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
     """Write one element for each block of an array.
@@ -43,6 +55,12 @@ def downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> 
         return
     if core_downsample(elements, job, out):
         return
+    # Sums of floats may be beyond the largest one, or of infinities of both signs.
+    with np.errstate(invalid="ignore", over="ignore"):
+        _downsample(elements, job, out)
+
+
+def _downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
     if math.prod(job.factors) > max(_MANY, out.size):
         for cell in np.ndindex(out.shape):
             block = tuple(
@@ -68,6 +86,7 @@ def _mean(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
         # Both parts of a complex number, as NumPy divides it by a complex one otherwise.
         parts = total.reshape(*total.shape, 1).view(total.real.dtype)
         parts /= counts.astype(parts.dtype)[..., np.newaxis]
+        parts[np.isnan(parts)] = np.nan
         out[...] = total
         return
     if dtype.itemsize < 8:
@@ -97,16 +116,12 @@ def _divided(total: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
 
 
 def _extremum(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
-    better = np.fmin if job.method == "min" else np.fmax
-    begun = np.zeros(out.shape, bool)
-    with np.errstate(invalid="ignore"):  # NaN that is left out
-        for cells, part in _parts(elements, job, out.shape):
-            known = begun[cells]
-            if known.all():
-                out[cells] = better(out[cells], part)
-            else:
-                out[cells] = np.where(known, better(out[cells], part), part)
-            begun[cells] = True
+    keys = _keys(elements, job.method)
+    worst, better = _EXTREMA[job.method]
+    found = np.full(out.shape, worst(keys.dtype), keys.dtype)
+    for cells, part in _parts(keys, job, out.shape):
+        found[cells] = better(found[cells], part)
+    out[...] = _of_keys(found, out.dtype)
 
 
 def _ranked(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
@@ -116,7 +131,7 @@ def _ranked(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> Non
             for cell in np.ndindex(blocks.shape[:-1]):
                 out[cells][cell] = _mode_of_objects(blocks[cell].tolist())
             continue
-        out[cells] = _of_sorted(np.sort(_sortable(blocks), axis=-1), job.method)
+        out[cells] = _of_rank(blocks, job.method)
 
 
 def _of_block(block: NDArray[Any], method: str) -> Any:
@@ -135,12 +150,13 @@ def _of_block(block: NDArray[Any], method: str) -> Any:
         added = np.add.accumulate(block.astype(type_).ravel())[-1:]
         parts = added.view(added.real.dtype)
         parts /= block.size
-        return added[0]
-    if method in ("min", "max"):
-        return (np.fmin if method == "min" else np.fmax).reduce(block.ravel())
+        return np.nan if np.isnan(parts).all() else added[0]
+    if method in _EXTREMA:
+        found = _EXTREMA[method][1].reduce(_keys(block.ravel(), method))
+        return _of_keys(np.asarray(found), block.dtype)
     if block.dtype == object:
         return _mode_of_objects(block.ravel().tolist())
-    return _of_sorted(np.sort(_sortable(block.ravel())), method)
+    return _of_rank(block.reshape(1, -1), method)[0]
 
 
 def _mode_of_objects(block: list[Any]) -> Any:
@@ -166,19 +182,42 @@ def _json_order(value: Any) -> tuple[int, Any]:
     return (3 if isinstance(value, dict) else 4), json.dumps(value, sort_keys=True)
 
 
-def _of_sorted(ranked: NDArray[Any], method: str) -> NDArray[Any]:
-    """Return the median or mode along the last axis of sorted elements."""
-    count = ranked.shape[-1]
+def _of_rank(elements: NDArray[Any], method: str) -> NDArray[Any]:
+    """Return the median or mode along the last axis."""
+    keys = np.sort(_keys(elements, method), axis=-1)
+    count = keys.shape[-1]
     if method == "median":
-        return ranked[..., (count - 1) // 2]
+        return _of_keys(keys[..., (count - 1) // 2], elements.dtype)
+    ranked = _of_keys(keys, elements.dtype)
+    if count <= _FEW:
+        return _mode_of_few(ranked)
+    blocks = ranked.reshape(-1, count)
+    begins = np.ones(blocks.shape, bool)
+    np.not_equal(blocks[:, 1:], blocks[:, :-1], out=begins[:, 1:])
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(starts, append=blocks.size)
+    # Runs of all blocks in one row: the first run of each block, then the longest ones.
+    firsts = np.searchsorted(starts, np.arange(0, blocks.size, count))
+    longest = np.maximum.reduceat(lengths, firsts)
+    of_block = starts // count
+    candidates = np.flatnonzero(lengths == longest[of_block])
+    chosen = candidates[np.unique(of_block[candidates], return_index=True)[1]]
+    return blocks.reshape(-1)[starts[chosen]].reshape(ranked.shape[:-1])
+
+
+def _mode_of_few(ranked: NDArray[Any]) -> NDArray[Any]:
+    """Return the mode along the last axis of sorted elements, all blocks at once."""
     mode = ranked[..., 0].copy()
+    first = mode.copy()  # Of a run: zeros of both signs are equal.
     most = np.ones(mode.shape, np.int64)
     run = most.copy()
-    for i in range(1, count):
+    for i in range(1, ranked.shape[-1]):
         here = ranked[..., i]
-        run = np.where(here == ranked[..., i - 1], run + 1, 1)
+        goes_on = here == ranked[..., i - 1]
+        run = np.where(goes_on, run + 1, 1)
+        first = np.where(goes_on, first, here)
         better = run > most
-        mode[better] = here[better]
+        mode[better] = first[better]
         most[better] = run[better]
     return mode
 
@@ -257,8 +296,37 @@ def _sum_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.kind in "fc" and dtype.itemsize > 2 else np.dtype(np.float32)
 
 
-def _sortable(elements: NDArray[Any]) -> NDArray[Any]:
-    """Return elements of a type that NumPy sorts; small floats and integers keep their values."""
-    if elements.dtype.kind in "biufc":
+def _keys(elements: NDArray[Any], method: str) -> NDArray[Any]:
+    """Return integers in the order of real elements; complex ones are returned unchanged.
+
+    NaN lies behind all others, which is before them where the largest is wanted.
+    """
+    if elements.dtype.kind == "c" or elements.dtype.kind in "iu":
         return elements
-    return elements.astype(np.int8 if _is_integer(elements.dtype) else np.float32)
+    if _is_integer(elements.dtype):
+        return elements.astype(np.int8)
+    floats = elements if elements.dtype.kind == "f" else elements.astype(np.float32)
+    keys = _folded(floats.view(f"i{floats.dtype.itemsize}"))
+    keys[np.isnan(floats)] = _of_nan(keys.dtype, method)
+    return keys
+
+
+def _of_keys(keys: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the elements that some keys are of; of floats of one byte as float32."""
+    if dtype.kind == "c" or _is_integer(dtype):
+        return keys
+    kind = np.dtype(f"f{keys.dtype.itemsize}")
+    found: NDArray[Any] = _folded(keys).view(kind)
+    found[np.isnan(found)] = np.nan
+    return found
+
+
+def _of_nan(dtype: np.dtype[Any], method: str) -> Any:
+    return np.iinfo(dtype).min if method == "max" else np.iinfo(dtype).max
+
+
+def _folded(bits: NDArray[Any]) -> NDArray[Any]:
+    """Exchange bits of floats, as signed integers, and integers in their order."""
+    kind = np.iinfo(bits.dtype)
+    found: NDArray[Any] = bits ^ ((bits >> (kind.bits - 1)) & kind.max)
+    return found

@@ -30,9 +30,8 @@ def _core() -> Any:
 def core_downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> bool:
     """Write one element for each block, if the native core can, and return whether it did.
 
-    It leaves to NumPy: floats but for the mean of those of 4 and 8 bytes, other numbers that C++
-    has no type for, blocks of 2**15 elements, or of 65 whose median or mode is wanted, and rows
-    whose elements do not lie side by side.
+    It leaves to NumPy: numbers that C++ has no type for, blocks of 2**15 elements, and rows whose
+    elements do not lie side by side.
 
     Parameters
     ----------
