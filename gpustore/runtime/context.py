@@ -209,7 +209,7 @@ class Context:
     ) -> None:
         if parent is not None and not isinstance(parent, Context):
             raise TypeError(f"parent: expected a Context, but received: {parent!r}")
-        self._spec = None if json is None else Context.Spec(json)
+        self._spec = json if json is None or isinstance(json, Context.Spec) else Context.Spec(json)
         self._parent = parent
         self._resources: dict[str, Context.Resource] = {}
         self._made: dict[Callable[[Context], Any], Any] = {}

@@ -29,15 +29,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, is_cancelled
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.future import (
-    Future,
-    epoch,
-    new,
-    report,
-    thread_state,
-)
+from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import CURRENT
+from gpustore.runtime.thread_state import thread_state
+from gpustore.runtime.uncaught import report
 
 T = TypeVar("T")
 
@@ -186,6 +182,9 @@ class _Crew:
 
     def put(self, task: Callable[[], object]) -> None:
         """Queue `task`, wake a thread or start one."""
+        if sys.is_finalizing():  # The threads are gone, and no other can be started.
+            task()
+            return
         with self._lock:
             self._queue.append(task)
             missing = self._call_thread()

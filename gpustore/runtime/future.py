@@ -23,16 +23,20 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, cancelled_error, is_cancelled
 from gpustore.runtime.deferred import Deferred, Runner, Task
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import CURRENT, Operation, Statistics
+from gpustore.runtime.thread_state import thread_state
+from gpustore.runtime.uncaught import report
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,25 +61,6 @@ def _enter_child() -> None:
 os.register_at_fork(after_in_child=_enter_child)
 
 
-class Crew(Protocol):
-    """Thread pool that replaces a thread which waits, as a Future needs it."""
-
-    def begin_wait(self) -> None:
-        """Let a spare thread stand in for one that is about to wait."""
-
-    def end_wait(self) -> None:
-        """Withdraw the spare thread of :meth:`begin_wait`."""
-
-
-class _ThreadState(threading.local):
-    """State of the current thread."""
-
-    crew: Crew | None = None  # pool of the thread
-
-
-thread_state = _ThreadState()
-
-
 class NotAwaitedError(TypeError, AttributeError):
     """A Future was asked for an attribute of its result."""
 
@@ -90,6 +75,11 @@ class Future(Generic[T]):
         Future that is done.
     loop : asyncio.AbstractEventLoop, optional
         Event loop in which a coroutine runs; by default the running loop.
+
+    Raises
+    ------
+    ValueError
+        If `future` is a coroutine, no `loop` is given and none is running.
 
     Examples
     --------
@@ -113,6 +103,8 @@ class Future(Generic[T]):
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
     _statistics: Operation | None  # counters of the operation that the Future is a part of
+
+    __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
 
     def __new__(
         cls,
@@ -241,7 +233,7 @@ class Future(Generic[T]):
         early = self._early
         if early is not None:
             self.force()
-            self._check_epoch()
+            self._check_threads()
             try:
                 found = early()
             except KeyboardInterrupt:
@@ -301,6 +293,7 @@ class Future(Generic[T]):
                     pass
 
             self.add_done_callback(wake)
+            self._check_threads()
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -443,7 +436,7 @@ class Future(Generic[T]):
             else:
                 self.force()
                 seconds = _seconds(timeout, deadline)
-            self._check_epoch()
+            self._check_threads()
             crew = thread_state.crew
             if crew is not None:
                 crew.begin_wait()
@@ -459,9 +452,13 @@ class Future(Generic[T]):
             if crew is not None:
                 crew.end_wait()
 
-    def _check_epoch(self) -> None:
-        """Raise ForkError if the threads that work on this exist only in the parent process."""
-        if self._epoch is not None and self._epoch != _epoch and not self._done:
+    def _check_threads(self) -> None:
+        """Raise an error if the threads that worked on this exist no more."""
+        if self._epoch is None or self._done:
+            return
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter is exiting, and its threads do no more work")
+        if self._epoch != _epoch:
             raise ForkError(
                 "this operation began before the process forked, and the threads that worked on "
                 "it exist only in the parent: start it again in the child"
@@ -528,13 +525,6 @@ def failed(error: BaseException) -> Future[Any]:
     return self
 
 
-def report(error: BaseException, where: str) -> None:
-    """Report an error that no caller can catch, by :func:`threading.excepthook`."""
-    error.add_note(f"gpustore: this was raised by {where}, where nobody can catch it")
-    args = (type(error), error, error.__traceback__, threading.current_thread())
-    threading.excepthook(threading.ExceptHookArgs(args))
-
-
 def epoch() -> int:
     """Return the number of forks between this process and the one that imported gpustore."""
     return _epoch
@@ -573,8 +563,13 @@ def _run_coroutine(
     """Run `coroutine` in `loop`, which may belong to another thread; None is the running one."""
     import asyncio
 
+    try:
+        loop = loop or asyncio.get_running_loop()
+    except RuntimeError:
+        coroutine.close()  # It will not be awaited, and Python would warn of that.
+        raise ValueError("no event loop specified, and none is running in this thread") from None
     self: Future[T] = new()
-    running = asyncio.run_coroutine_threadsafe(coroutine, loop or asyncio.get_running_loop())
+    running = asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def copy(done: concurrent.futures.Future[T]) -> None:
         if done.cancelled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -22,6 +23,11 @@ class Promise(Generic[T]):
     _future: Future[T]
     _handed_over: bool
 
+    __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
+
+    def __init__(self) -> None:
+        raise TypeError("a Promise is made by Promise.new()")
+
     @staticmethod
     def new() -> tuple[Promise[T], Future[T]]:
         """Return a promise and its Future.
@@ -31,7 +37,7 @@ class Promise(Generic[T]):
         >>> future.result()
         5
         """
-        promise: Promise[T] = Promise()
+        promise: Promise[T] = object.__new__(Promise)
         promise._future = new()
         promise._handed_over = False
         return promise, promise._future

@@ -116,6 +116,11 @@ def test_default_context(context_type):
     assert context != context_type()
 
 
+def test_a_context_keeps_its_spec(context_type):
+    spec = context_type.Spec({"cache_pool": {"total_bytes_limit": 5}})
+    assert context_type(spec).spec is spec
+
+
 def test_parent(context_type):
     parent = context_type(
         {"cache_pool": {"total_bytes_limit": 9}, "cache_pool#a": {"total_bytes_limit": 5}}

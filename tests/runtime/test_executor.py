@@ -689,6 +689,51 @@ def test_exit_gives_up_on_writes_that_take_too_long_and_tells_of_failed_ones():
     ]
 
 
+@pytest.mark.matrix("costly")
+def test_operations_of_an_exiting_interpreter_end(tmp_path):
+    """Its threads are gone: what begins then runs at once, and what they began is an error."""
+    code = """
+        import asyncio, os, sys, threading
+        import numpy as np
+        import gpustore
+
+        store = gpustore.array(np.arange(3))
+        chunked = gpustore.save(sys.argv[1], np.arange(1000), chunks=(10,))
+        lost = gpustore.KvStore.open("memory://").result()._executor.submit(threading.Event().wait)
+        flush = sys.stdout.flush
+
+        async def read(one):
+            return await one.read()
+
+        async def wait(one):
+            return await one
+
+        def last():  # The interpreter calls it when it is finalizing.
+            flush()
+            if not sys.is_finalizing():
+                return
+            try:
+                lines = [sum(asyncio.run(read(one))) for one in (store, chunked)]
+                lines += [sum(chunked[:500].read().result(timeout=100))]
+                chunked[0].write(1000).result()
+                lines += [int(chunked[0].read().result())]
+                for ask in (lost.result, lambda: asyncio.run(wait(lost))):
+                    try:
+                        ask()
+                    except RuntimeError as error:
+                        lines.append(error)
+                os.write(1, "\\n".join(map(str, lines)).encode())
+            except BaseException as error:
+                os.write(1, repr(error).encode())
+            os._exit(0)
+
+        sys.stdout.flush = last
+    """
+    lines = run_python(code, str(tmp_path / "a.zarr")).stdout.splitlines()
+    exiting = "the interpreter is exiting, and its threads do no more work"
+    assert lines == ["3", "499500", "124750", "1000", exiting, exiting]
+
+
 def test_drained_futures_are_forgotten(executor):
     executor.submit(lambda: None, drain=True).result()
     future = executor.run_all([lambda: 1 / 0], lambda: None, drain=True)

@@ -7,6 +7,8 @@ import sys
 import textwrap
 import threading
 import time
+import types
+import typing
 import weakref
 from asyncio import CancelledError
 
@@ -593,6 +595,30 @@ def test_a_task_that_was_claimed_when_ctrl_c_came_is_cancelled(use):
     with pytest.raises(KeyboardInterrupt):
         use(future)
     assert future.cancelled()
+
+
+# ------------------------------------------------------- as types, and coroutines without a loop
+
+
+def test_types_of_futures_have_parameters(api):
+    for generic in (api.Future, api.Promise):
+        assert generic[int] == types.GenericAlias(generic, (int,))
+        assert typing.get_args(generic[int]) == (int,)
+
+
+def test_a_promise_is_made_by_new(api):
+    with pytest.raises(TypeError):
+        api.Promise()
+
+
+def test_a_coroutine_requires_a_loop(api):
+    async def answer():
+        return 42
+
+    coroutine = answer()
+    with pytest.raises(ValueError, match="no event loop specified"):
+        api.Future(coroutine)
+    coroutine.close()
 
 
 # ------------------------------------------------------- taken for its result
