@@ -43,6 +43,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.crop_plan import check_starts
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
@@ -93,6 +94,10 @@ class ArrayDriver(Unexplained, Unresizable):
         if any(self.dimension_units):
             schema.update(dimension_units=self.dimension_units)
         return ArraySpec(self.array.copy(), schema)
+
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """All elements are stored."""
+        return Future(StoredChunks(none=False, every=True))
 
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None

@@ -21,6 +21,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.node import Node
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
@@ -293,6 +294,15 @@ class Driver(Protocol):
             If there are no chunks, or no such cache.
         """
 
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Look up which chunks are stored; see :mod:`gpustore.pipelines.stored_chunks`.
+
+        Raises
+        ------
+        UnsupportedError
+            If the driver does not tell.
+        """
+
     def explain(self, transform: IndexTransform) -> Explanation:
         """Predict a read of the domain of `transform`. Blocks.
 
@@ -338,6 +348,10 @@ class Unexplained:
     def preload(self, transform: IndexTransform) -> Future[None]:
         """Raise UnsupportedError."""
         raise UnsupportedError(f'preload is not supported by the "{self.id}" driver')
+
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(f'Storage statistics not supported by the "{self.id}" driver')
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Raise UnsupportedError."""

@@ -43,6 +43,7 @@ from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
@@ -128,6 +129,10 @@ class CastDriver(OverBase, Unexplained):
     def preload(self, transform: IndexTransform) -> Future[None]:
         """Preload the base, whose chunks the reads convert."""
         return self.base.preload(transform)
+
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Look up which chunks of the base are stored."""
+        return self.base.stored_chunks(transform)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

@@ -44,9 +44,11 @@ from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
 from gpustore.pipelines.reads_under_way import wait_with_others
+from gpustore.pipelines.stored_chunks import stored_chunks
 from gpustore.pipelines.write import write
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.crop_plan import check_starts
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.cancel_token import CancelToken
@@ -246,6 +248,12 @@ class ChunkedDriver:
         if self.recheck > self.read_at:
             return self._rechecked(transform, preload)()
         return preload(self.reader, transform)
+
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Look up which chunks are stored through :mod:`gpustore.pipelines.stored_chunks`."""
+        if self.recheck > self.read_at:
+            return self._rechecked(transform, stored_chunks)()
+        return stored_chunks(self.array, transform)
 
     def _from_here(self, output: Output) -> Output:
         """Fix the caller's current stream in the output of a read that begins on another thread."""

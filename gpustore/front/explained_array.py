@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpustore.errors import MetadataError
 from gpustore.front.opened_array import OpenedArray
 from gpustore.planning.crop_plan import crop_shape
+from gpustore.planning.stored_chunks import StoredChunks
+from gpustore.runtime.future import Future
+from gpustore.runtime.then import then
 
 if TYPE_CHECKING:
     from gpustore.explain.explanation import Explanation
@@ -16,10 +20,34 @@ if TYPE_CHECKING:
 ORDERS = ("C", "F")
 
 
+@dataclass(kw_only=True, slots=True)
+class StorageStatistics:
+    """Whether the chunks of an array are stored; see :meth:`TensorStore.storage_statistics`.
+
+    Attributes
+    ----------
+    not_stored : bool, optional
+        Whether no chunk of the domain is stored; None if that was not asked.
+    fully_stored : bool, optional
+        Whether every chunk of the domain is stored; None if that was not asked.
+    """
+
+    not_stored: bool | None = None
+    fully_stored: bool | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorStore.StorageStatistics(not_stored={self.not_stored}, "
+            f"fully_stored={self.fully_stored})"
+        )
+
+
 class ExplainedArray(OpenedArray):
-    """An opened array, and estimates of what reads and writes of it do."""
+    """An opened array, estimates of what reads and writes of it do, and which chunks are stored."""
 
     __slots__ = ()
+
+    StorageStatistics: TypeAlias = StorageStatistics
 
     def explain(self) -> Explanation:
         """Estimate a read: the path of the bytes, the decoder of each codec, and the costs.
@@ -121,6 +149,55 @@ class ExplainedArray(OpenedArray):
         (1, 1, 8)
         """
         return self._driver.explain_write(self._transform)
+
+    def storage_statistics(
+        self, *, query_not_stored: bool = False, query_fully_stored: bool = False
+    ) -> Future[StorageStatistics]:
+        """Look up whether the chunks of the domain are stored; none is read.
+
+        Chunks count as a whole, whichever of their elements were written. Inner chunks of a sharded
+        array are looked up in the index of their shard.
+
+        Parameters
+        ----------
+        query_not_stored : bool
+            Ask whether no chunk of the domain is stored.
+        query_fully_stored : bool
+            Ask whether every chunk of the domain is stored.
+
+        Returns
+        -------
+        Future of TensorStore.StorageStatistics
+            Its attributes are None where nothing was asked.
+
+        Raises
+        ------
+        UnsupportedError
+            If the driver does not tell.
+        OutOfBoundsError, LimitError
+            The errors of :meth:`read` before any I/O.
+        CorruptChunkError, StoreIOError
+            Through the Future; the message names the key.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> store = gpustore.open(
+        ...     "memory://s/|zarr3:", create=True, device="cpu", dtype="uint8", shape=[8, 8]
+        ... ).result()
+        >>> store.storage_statistics(query_not_stored=True).result()
+        TensorStore.StorageStatistics(not_stored=True, fully_stored=None)
+        """
+
+        def asked(found: StoredChunks) -> StorageStatistics:
+            return StorageStatistics(
+                not_stored=found.none if query_not_stored else None,
+                fully_stored=found.every if query_fully_stored else None,
+            )
+
+        if not (query_not_stored or query_fully_stored):
+            return Future(StorageStatistics())
+        return then(self._driver.stored_chunks(self._transform), asked, self._driver.executor)
 
     def _check_readable(self, order: str) -> None:
         if order not in ORDERS:
