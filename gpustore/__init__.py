@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from gpustore.front.open import open
     from gpustore.front.open_group import open_group
     from gpustore.front.spec import Spec
+    from gpustore.front.stack import concat, overlay, stack
     from gpustore.front.store import TensorStore
     from gpustore.hierarchy.attributes import Attributes
     from gpustore.index_space import (
@@ -167,6 +168,7 @@ __all__ = [
     "char",
     "complex128",
     "complex64",
+    "concat",
     "copy",
     "create_array",
     "downsample",
@@ -195,7 +197,9 @@ __all__ = [
     "ocdbt",
     "open",
     "open_group",
+    "overlay",
     "save",
+    "stack",
     "statistics",
     "store_dask",
     "string",
@@ -245,6 +249,7 @@ _NAMES: Final = {
     "front.open": ("open",),
     "front.open_group": ("open_group",),
     "front.spec": ("Spec",),
+    "front.stack": ("concat", "overlay", "stack"),
     "front.store": ("TensorStore",),
     "hierarchy.attributes": ("Attributes",),
     "index_space": (

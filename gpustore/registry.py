@@ -70,6 +70,7 @@ _SCHEMES = {
     ("kvstores", "https"): "http",
     ("drivers", "array"): "",
     ("drivers", "downsample"): "",
+    ("drivers", "stack"): "",
     ("drivers", "zarr"): "",
 }
 

@@ -422,12 +422,29 @@ class Backend(Protocol):
     ) -> Memory:
         """Return the memory of an array to fill, behind all work of its stream so far.
 
+        A :meth:`region` is returned as it is.
+
         Raises
         ------
         MismatchError
             If its shape or data type differs.
         TypeError
             If it is not writable memory of this backend.
+        """
+
+    def region(
+        self, memory: Any, start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> Memory:
+        """Return a region of memory that is filled, which :meth:`destination` takes as well.
+
+        Parameters
+        ----------
+        memory : Memory
+            Result of :meth:`empty` or :meth:`destination`.
+        start : int
+            Bytes from its element of index zero to that of the region.
+        shape, strides : tuple of int
+            Elements of the region along each dimension, and bytes between neighbours.
         """
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> Memory:

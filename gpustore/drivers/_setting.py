@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpustore.backends.selection import select_backend
-from gpustore.drivers.base import METADATA_POOL
+from gpustore.drivers.base import METADATA_POOL, DriverSpec
 from gpustore.drivers.options import bound_resources, refers_to_resources
 from gpustore.resources.cache_pool import cache_of
 from gpustore.resources.device_cache_pool import DeviceCachePool
@@ -91,3 +91,19 @@ def setting_of(context: Context, options: Mapping[str, JsonValue]) -> Setting:
 
 def _default(context: Context) -> Setting:
     return Setting(bound_resources(context, {}))
+
+
+def backend_of(spec: DriverSpec, context: Context) -> Any:
+    """Return the backend of the arrays that a spec reads once it is opened.
+
+    None for a spec that names no device: its arrays are in host memory.
+    """
+    while spec.base is not None:
+        spec = spec.base
+    options = getattr(spec, "options", None)
+    if options is None:
+        layers = [backend_of(layer.driver, context) for layer in getattr(spec, "layers", ())]
+        return next((backend for backend in layers if backend is not None), None)
+    given = dict(options)
+    allocator = context.resource("device_allocator", given.get("device_allocator")).value
+    return select_backend(context.resource("device", given.get("device")).value, allocator)

@@ -123,6 +123,9 @@ class OpenMode:
 MODE_FLAGS = ("open", "create", "delete_existing", "assume_metadata", "assume_cached_metadata")
 """Names of the flags of an :class:`OpenMode`."""
 
+NOT_OPENED = ("array", "json")
+"""Drivers whose data are neither opened nor created: an open mode says nothing to them."""
+
 _ASSUMING = ("assume_metadata", "assume_cached_metadata")
 _OPEN = OpenMode(open=True)
 

@@ -21,6 +21,7 @@ import numpy as np
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
 from gpustore.backends.host import HostBackend
+from gpustore.backends.host.memory import HostMemory
 from gpustore.data_types.dtype import dtype
 from gpustore.data_types.json_array import object_array
 from gpustore.drivers.base import (
@@ -104,6 +105,8 @@ class JsonDriver(Unexplained, Unresizable):
         """Read the value, repeated over the domain of `transform`, as an array of objects."""
         del batch  # Reads of a single value share no chunks.
         out = output.array
+        if isinstance(out, HostMemory):
+            out = out.array
         if out is not None and (
             not isinstance(out, np.ndarray)
             or out.dtype != object

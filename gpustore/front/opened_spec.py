@@ -39,6 +39,7 @@ def opened_spec(
     kvstore = driver.kvstore
     if not (retain_context or unbind_context):
         return Spec._make(spec, transform, driver.open_mode, None)
+    spec = _with_layers(spec, driver, minimal, retain_context)
     if kvstore is not None:
         within = kvstore.spec_within(driver.resources)
         spec = _over(spec, within.retaining(kvstore.driver) if retain_context else within)
@@ -46,6 +47,31 @@ def opened_spec(
     if pool is not None:
         spec = spec.updated(**{METADATA_POOL: pool.to_json()})
     return Spec._make(spec, transform, driver.open_mode, Context.Spec(_context_json(driver)))
+
+
+def _with_layers(
+    spec: DriverSpec, driver: Driver, minimal: bool, retain_context: bool
+) -> DriverSpec:
+    """Return the spec of a stack, or of an adapter of one, in which opened layers have their own
+    resources.
+    """
+    given: Any = spec
+    if spec.base is not None and driver.base is not None:
+        base = _with_layers(spec.base, driver.base, minimal, retain_context)
+        return spec if base is spec.base else dataclasses.replace(given, base=base)
+    layers = []
+    for one, layer in zip(getattr(spec, "layers", ()), getattr(driver, "layers", ())):
+        if layer.driver is not None:
+            found = opened_spec(
+                layer.driver,
+                layer.transform,
+                minimal=minimal,
+                retain_context=retain_context,
+                unbind_context=True,
+            )
+            one = one._replace(driver=found._driver, context=found._context)
+        layers.append(one)
+    return dataclasses.replace(given, layers=tuple(layers)) if layers else spec
 
 
 def _context_json(driver: Driver) -> dict[str, JsonValue]:

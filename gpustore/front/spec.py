@@ -19,6 +19,7 @@ from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     MODE_FLAGS,
+    NOT_OPENED,
     DriverKind,
     DriverSpec,
     Opening,
@@ -51,6 +52,8 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
+    at_position,
+    expect_list,
     expect_object,
     from_python,
     in_member,
@@ -75,10 +78,7 @@ _SCHEMA_KEYWORDS = (
     *ARRAY_WORDS,
 )
 
-_NOT_OPENED = ("array", "json")
-"""Drivers whose data are neither opened nor created: an open mode says nothing to them."""
-
-_NO_MODE = (*_NOT_OPENED, "auto")
+_NO_MODE = (*NOT_OPENED, "auto")
 """Drivers whose JSON has no open mode: what is detected is not created."""
 
 
@@ -187,6 +187,8 @@ class Spec(IndexedView):
             mode = OpenMode(**flags)
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
+        if mode is not None and _is_stack(driver):
+            driver, mode = driver.updated(open_mode=mode), None
         if schema:
             constraints = constraints_of(schema, driver.schema, _innermost(driver).id)
             if self._transform is not None:
@@ -206,7 +208,7 @@ class Spec(IndexedView):
         if context is not None:
             self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
         self._driver = driver
-        if _innermost(driver).id not in _NOT_OPENED:
+        if _innermost(driver).id not in NOT_OPENED:
             self._mode = mode or self._mode
 
     def _with_attributes(self, attributes: Mapping[str, Any]) -> Self:
@@ -224,6 +226,9 @@ class Spec(IndexedView):
     @property
     def open_mode(self) -> OpenMode:
         """Open mode, with the default filled in."""
+        if _is_stack(self._driver):
+            modes = [one.open_mode for one in _layers(_innermost(self._driver))]
+            return modes[0] if modes and modes.count(modes[0]) == len(modes) else OpenMode()
         mode = self._mode
         # Arrays in memory are neither opened nor created.
         if mode.open or mode.create or _innermost(self._driver).id == "array":
@@ -394,6 +399,16 @@ def _innermost(driver: DriverSpec) -> DriverSpec:
     return driver if driver.base is None else _innermost(driver.base)
 
 
+def _is_stack(driver: DriverSpec) -> bool:
+    """Whether open modes are those of the layers of a driver, or of its base."""
+    return hasattr(_innermost(driver), "layers")
+
+
+def _layers(driver: DriverSpec) -> list[Spec]:
+    """Return the specs of the layers of a stack."""
+    return [Spec._make(*layer) for layer in getattr(driver, "layers", ())]
+
+
 def _driver_json(
     driver: DriverSpec, mode: OpenMode, *, include_defaults: bool
 ) -> dict[str, JsonValue]:
@@ -412,6 +427,9 @@ def _driver_json(
         if context is not None:
             base["context"] = context.to_json(include_defaults)
         json["base"] = base
+        return json
+    if _is_stack(driver):
+        json["layers"] = [one.to_json(include_defaults) for one in _layers(driver)]
         return json
     if include_defaults and driver.id not in _NO_MODE:
         json.update({name: False for name in MODE_FLAGS if name != "open"})
@@ -484,10 +502,23 @@ def _parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
         if below is not None:
             transform = below if transform is None else below[transform]
         return driver, transform, mode, context
+    if hasattr(kind, "from_layers"):
+        layers = members.take_with("layers", _parsed_layers)
+        driver = kind.from_layers(layers, members, schema)
+        members.finish()
+        return driver, transform, OpenMode(), context
     mode = OpenMode() if kind.id in _NO_MODE else OpenMode.from_members(members)
     driver = kind.from_json(members, schema)
     members.finish()
     return driver, transform, mode, context
+
+
+def _parsed_layers(value: JsonValue) -> list[Parts]:
+    layers = []
+    for position, layer in enumerate(expect_list(value)):
+        with at_position(position):
+            layers.append(_parsed(layer))
+    return layers
 
 
 def _transform(value: JsonValue) -> IndexTransform:

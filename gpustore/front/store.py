@@ -559,10 +559,20 @@ class TensorStore(ShownArray):
         return spec
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kvstore = self._driver.kvstore
-        if kvstore is not None and kvstore.driver.id == "memory":
+        if _is_in_memory(self._driver):
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
         return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))
+
+
+def _is_in_memory(driver: Driver) -> bool:
+    """Whether a driver, or a layer of it, has its bytes in a kvstore of this process."""
+    kvstore, base = driver.kvstore, driver.base
+    if kvstore is not None:
+        return kvstore.driver.id == "memory"
+    if base is not None:
+        return _is_in_memory(base)
+    opened = [layer.driver for layer in getattr(driver, "layers", ())]
+    return any(_is_in_memory(one) for one in opened if one is not None)
 
 
 def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:

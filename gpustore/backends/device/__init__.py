@@ -34,7 +34,7 @@ from gpustore.backends.device.staging_buffer import (
     StagingBuffers,
     aligned,
 )
-from gpustore.backends.device.submissions import DeviceMemory, Extent
+from gpustore.backends.device.submissions import DeviceMemory, DeviceRegion, Extent
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain
@@ -300,6 +300,8 @@ class DeviceBackend:
         self, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any = None
     ) -> DeviceMemory:
         """Return the memory of `out`, an array on this device."""
+        if isinstance(out, DeviceMemory):
+            return out
         view = self.driven.wrap(out)
         if view is None:
             raise TypeError(
@@ -318,6 +320,14 @@ class DeviceBackend:
             raise TypeError("out has elements that share their memory")
         stream = self.driven.caller_stream(stream)
         return DeviceMemory(view, self.driven.record(stream), stream)
+
+    def region(
+        self, memory: DeviceMemory, start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> DeviceMemory:
+        """Return a region of `memory`; see :meth:`gpustore.backends.base.Backend.region`."""
+        view = memory.view
+        region = DeviceRegion(view.array, view.address + start, strides, shape, view.dtype)
+        return DeviceMemory(region, memory.ready, memory.stream)
 
     def source(
         self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpustore.backends.base import Check
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.early_result import EarlyResult
@@ -34,6 +36,18 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError
 from gpustore.runtime.cancel_token import CancelToken, cancelled_error
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRegion:
+    """Region of an array on a device; its attributes are those of :class:`DeviceArray`."""
+
+    array: Any
+    address: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

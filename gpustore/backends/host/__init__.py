@@ -77,6 +77,8 @@ class HostBackend:
 
         The buffer protocol, ``__array_interface__`` and DLPack are supported.
         """
+        if isinstance(out, HostMemory):
+            return out
         if hasattr(out, "__cuda_array_interface__"):
             raise TypeError(
                 "out is in device memory, but this store reads into host memory; open the store "
@@ -90,6 +92,15 @@ class HostBackend:
         if not array.flags.writeable:
             raise TypeError("out is read-only, expected writable memory")
         return memory_of(array)
+
+    def region(
+        self, memory: HostMemory, start: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> HostMemory:
+        """Return a region of `memory`; see :meth:`gpustore.backends.base.Backend.region`."""
+        flat, at, dtype = memory.flat, memory.offset + start, memory.array.dtype
+        if dtype.hasobject:
+            return HostMemory(object_view(flat, shape, at, strides), flat, at)
+        return HostMemory(np.ndarray(shape, dtype, flat, at, strides), flat, at)
 
     def source(self, array: Any, domain: IndexDomain, dtype: np.dtype[Any]) -> HostMemory:
         """Return the memory of `array`, cast under NumPy's rule "safe" and broadcast."""

@@ -1,0 +1,484 @@
+"""The ``stack`` driver: layers of other TensorStores in one domain, later ones on top.
+
+JSON example::
+
+    {"driver": "stack", "layers": ["file:///data/a.zarr/|zarr3:", {"driver": "array", ...}]}
+
+Each layer lies where its transform places it. A request is divided among the layers that have its
+elements (:mod:`gpustore.planning.layer_plan`), which are read into their regions of one array.
+Layers given by a spec are opened by each operation that meets them. Bounds are those of the layers
+when the stack is made. Elements that index arrays choose from several layers, and layers in host
+memory under a stack on a device, pass host memory.
+
+Source: TensorStore's ``driver/stack``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from gpustore import registry
+from gpustore.backends.base import Backend, Output
+from gpustore.data_types.dtype import dtype as dtype_
+from gpustore.data_types.json_array import object_array
+from gpustore.data_types.unit import Unit
+from gpustore.drivers._cells import shifted
+from gpustore.drivers._layer_parts import Request, nothing, read_parts, write_parts
+from gpustore.drivers._layers import (
+    Layer,
+    LayerSpec,
+    check_schema,
+    combined_domain,
+    combined_units,
+    layer_errors,
+    open_layers,
+)
+from gpustore.drivers._setting import backend_of
+from gpustore.drivers.base import (
+    NOT_OPENED,
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    Unexplained,
+    Unresizable,
+    schema_members,
+)
+from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.planning.crop_plan import check_starts
+from gpustore.planning.layer_plan import LayerBounds, part_transform, plan_layers
+from gpustore.runtime.batch import Batch
+from gpustore.runtime.context import Context, resource_json
+from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future, failed
+from gpustore.runtime.gather import gather
+from gpustore.runtime.write_futures import WriteFutures, write_after
+from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.strict_json.parsing import JsonValue, Members
+
+_CONCURRENCY = "data_copy_concurrency"
+
+
+@dataclass(frozen=True, eq=False)
+class StackDriver(Unexplained, Unresizable):
+    """An opened stack of layers.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+    dtype : dtype
+    domain : IndexDomain
+        Domain with explicit bounds.
+    dimension_units : tuple of Unit or None
+    readable, writable : bool
+    concurrency : Context.Resource
+        Executor of the stack itself.
+    """
+
+    layers: tuple[Layer, ...]
+    dtype: dtype_
+    domain: IndexDomain
+    dimension_units: tuple[Unit | None, ...]
+    readable: bool
+    writable: bool
+    concurrency: Context.Resource
+
+    id = "stack"
+    base = None
+    kvstore = None
+    codec = None
+    fill_value = None
+    attributes = None
+    open_mode = OpenMode()
+    unexplained = (
+        'explain is not supported by the "stack" driver; explain the stores that it is made of'
+    )
+
+    @cached_property
+    def bounds(self) -> LayerBounds:
+        """Bounds of the layers, in columns."""
+        return LayerBounds.of([layer.transform.domain for layer in self.layers], self.domain)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """Backend of the first layer on a device; the host's if there is none."""
+        host: Backend = registry.find("backends", "host")
+        if self.dtype.array_dtype.hasobject:
+            return host
+        for layer in self.layers:
+            backend = layer.driver.backend if layer.driver is not None else _backend_of(layer)
+            if backend is not None and backend.device != host.device:
+                found: Backend = backend
+                return found
+        return host
+
+    @property
+    def device(self) -> str:
+        return self.backend.device
+
+    @property
+    def chunk_layout(self) -> ChunkLayout:
+        """Layout without constraints: the layers may have any chunks."""
+        return ChunkLayout()
+
+    @property
+    def resources(self) -> Mapping[str, Context.Resource]:
+        """Context resources of the stack, and of all layers that are opened by operations."""
+        found: dict[str, Context.Resource] = {}
+        for layer in self.layers:
+            found.update(layer.resources())
+        return {**found, _CONCURRENCY: self.concurrency}
+
+    @property
+    def executor(self) -> Executor:
+        executor: Executor = self.concurrency.value
+        return executor
+
+    def spec(self, *, minimal: bool) -> StackSpec:
+        """Return the specs of the layers, with the domain and the units of the stack."""
+        said = Schema(dtype=self.dtype, domain=self.domain)
+        if any(unit is not None for unit in self.dimension_units):
+            said.update(dimension_units=self.dimension_units)
+        layers = tuple([layer.as_spec(minimal=minimal) for layer in self.layers])
+        return StackSpec(layers, said)
+
+    # ---- reads
+
+    def read(
+        self, transform: IndexTransform, output: Output, batch: Batch | None = None
+    ) -> Future[Any]:
+        """Read the elements of all layers into one array."""
+        memory = output.memory(self.backend, transform.domain.shape, self.dtype.array_dtype)
+        try:
+            parts = plan_layers(self.bounds, transform)
+        except MetadataError as error:
+            return failed(error)
+        request = Request(transform, parts, 0, memory.strides)
+        return self._read([request], memory, output, batch)
+
+    def read_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
+    ) -> Future[Any]:
+        """Read the elements of all layers and crops into one array."""
+        domain = self.domain
+        from_zero = shifted(IndexTransform(domain)[transform], domain.inclusive_min)
+        checked = check_starts(from_zero, starts, shape, domain.shape).tolist()
+        dtype = self.dtype.array_dtype
+        memory = output.memory(self.backend, (len(checked), *shape), dtype)
+        step, *strides = memory.strides
+        requests = []
+        try:
+            for number, corner in enumerate(checked):
+                ends = [at + size for at, size in zip(corner, shape, strict=True)]
+                crop = transform[tuple(map(slice, corner, ends))]
+                parts = plan_layers(self.bounds, crop)
+                requests.append(Request(crop, parts, number * step, tuple(strides)))
+        except MetadataError as error:
+            return failed(error)
+        return self._read(requests, memory, output, None)
+
+    def _read(
+        self, requests: Sequence[Request], memory: Any, output: Output, batch: Batch | None
+    ) -> Future[Any]:
+        """Read the parts of requests, once their layers are open."""
+        numbers = [part.layer for request in requests for part in request.parts]
+        once = sorted(set(numbers))
+        if all([self.layers[number].driver is not None for number in once]):
+            layers = open_layers(self.layers, once, write=False)
+            return read_parts(requests, layers, memory, output, self.backend, self.executor, batch)
+        # The thread that opens the layers may have another current stream.
+        output = output._replace(stream=self.backend.caller_stream(output.stream))
+
+        def run() -> Future[Any]:
+            layers = open_layers(self.layers, once, write=False)
+            return read_parts(requests, layers, memory, output, self.backend, self.executor, None)
+
+        begin = partial(self.executor.submit, run)
+        return begin() if batch is None else batch._later(begin)
+
+    # ---- writes
+
+    def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        """Write each element to the topmost layer that has it."""
+        domain, dtype = transform.domain, self.dtype.array_dtype
+        if dtype.hasobject:
+            source = object_array(source, self.dtype, max_rank=domain.rank)
+        elements = self.backend.elements(self.backend.source(source, domain, dtype))
+        try:
+            parts = plan_layers(self.bounds, transform)
+        except MetadataError as error:
+            return WriteFutures(failed(error), failed(error))
+        numbers = sorted({part.layer for part in parts})
+        write = partial(write_parts, transform, parts, elements, executor=self.executor)
+        if all([self.layers[number].driver is not None for number in numbers]):
+            return write(open_layers(self.layers, numbers, write=True))
+        opening = self.executor.submit(
+            partial(open_layers, self.layers, numbers, write=True), drain=True
+        )
+        return write_after(opening, write)
+
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """Raise an error: the bounds are fixed."""
+        if not self.writable:
+            raise MetadataError("Destination does not support writing.")
+        return super().resize(transform, request)
+
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Preload the parts of all layers, each of which must have chunks and such a cache."""
+        parts = plan_layers(self.bounds, transform)
+        layers = open_layers(self.layers, sorted({part.layer for part in parts}), write=False)
+        futures = []
+        for part in parts:
+            driver, to_driver = layers[part.layer]
+            futures.append(driver.preload(to_driver[part_transform(transform, part)]))
+        return gather(futures, nothing, self.executor)
+
+
+def _backend_of(layer: Layer) -> Backend | None:
+    """Return the backend that a layer will have once it is opened."""
+    assert layer.spec is not None
+    assert layer.context is not None
+    backend: Backend | None = backend_of(layer.spec.driver, layer.context)
+    return backend
+
+
+def stack_driver(
+    layers: Sequence[Layer],
+    context: Context,
+    constraints: Schema,
+    *,
+    readable: bool,
+    writable: bool,
+    concurrency: JsonValue = None,
+) -> StackDriver:
+    """Make a stack of layers of one rank and the data type of `constraints`.
+
+    Raises
+    ------
+    MetadataError
+        If the layers contradict each other or the constraints.
+    """
+    check_schema(constraints)
+    dtype = constraints.dtype
+    assert dtype is not None
+    domain = combined_domain([layer.transform.domain for layer in layers], constraints.domain)
+    units = combined_units(
+        constraints.dimension_units, [layer.units for layer in layers], domain.rank
+    )
+    resource = context.resource(_CONCURRENCY, concurrency)
+    return StackDriver(tuple(layers), dtype, domain, units, readable, writable, resource)
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """A stack to be opened.
+
+    Attributes
+    ----------
+    layers : tuple of LayerSpec
+    constraints : Schema
+        Constraints of the caller, with the data type of the layers.
+    concurrency : JSON
+        Reference to the resource ``data_copy_concurrency``; None for the default one.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    constraints: Schema
+    concurrency: JsonValue = None
+
+    id = "stack"
+    base = None
+    kvstore = None
+
+    @cached_property
+    def _domain(self) -> IndexDomain | None:
+        domains = [layer.transform.domain for layer in self.layers if layer.transform is not None]
+        if not domains and self.constraints.domain is None:
+            return None
+        return combined_domain(domains, self.constraints.domain)
+
+    @property
+    def schema(self) -> Schema:
+        """Data type, domain and units: those of the caller and of the layers."""
+        found = Schema()
+        if self.constraints.rank is not None:
+            found.update(rank=self.constraints.rank)
+        if self.constraints.dtype is not None:
+            found.update(dtype=self.constraints.dtype)
+        domain = self._domain
+        if domain is not None:
+            found.update(domain=domain)
+            units = combined_units(
+                self.constraints.dimension_units,
+                [
+                    Layer(layer.transform, None, layer).units
+                    for layer in self.layers
+                    if layer.transform is not None
+                ],
+                domain.rank,
+            )
+            if any(unit is not None for unit in units):
+                found.update(dimension_units=units)
+        return found
+
+    @property
+    def url(self) -> str:
+        """Raise UnsupportedError: a stack has no URL."""
+        raise UnsupportedError("URL representation not supported")
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Return the constraints; the caller adds the layers."""
+        members = schema_members(self.constraints)
+        if self.concurrency is not None:
+            members[_CONCURRENCY] = self.concurrency
+        elif include_defaults:
+            members[_CONCURRENCY] = _CONCURRENCY
+        return members
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> StackSpec:
+        """Return the spec with more constraints; options go to all layers.
+
+        The option ``open_mode`` is the open mode of the layers.
+        """
+        if kvstore is not None:
+            raise MetadataError('kvstore option not supported by "stack" driver')
+        spec = self
+        if schema is not None:
+            check_schema(schema)
+            merged = self.constraints.copy()
+            merged.update(schema=_without_layout(schema))
+            layers = self.layers
+            if merged.dtype != self.constraints.dtype:
+                layers = tuple([_of_dtype(layer, merged.dtype) for layer in layers])
+            spec = replace(spec, layers=layers, constraints=merged)
+        mode = options.pop("open_mode", None)
+        if mode is not None:
+            spec = replace(spec, layers=tuple([_of_mode(layer, mode) for layer in spec.layers]))
+        if options:
+            layers = tuple(
+                [layer._replace(driver=layer.driver.updated(**options)) for layer in spec.layers]
+            )
+            spec = replace(spec, layers=layers)
+        return spec
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Make the stack; its layers are opened by the operations that meet them."""
+        if self.constraints.dtype is None:
+            raise MetadataError("dtype must be specified")
+        layers = []
+        for number, spec in enumerate(self.layers):
+            with layer_errors(number):
+                transform = spec.effective_transform()
+            context = request.context
+            if spec.context is not None:
+                context = Context(spec.context, context)
+            layers.append(Layer(transform, None, spec, context))
+        driver = stack_driver(
+            layers,
+            request.context,
+            self.constraints,
+            readable=request.readable,
+            writable=request.writable,
+            concurrency=self.concurrency,
+        )
+        transform = IndexTransform(driver.domain)
+        if request.transform is not None:
+            transform = transform[request.transform]
+        return Opening(driver.executor, lambda: (driver, transform), may_defer=True)
+
+
+def _without_layout(schema: Schema) -> Schema:
+    parts: dict[str, Any] = {
+        "rank": schema.rank,
+        "dtype": schema.dtype,
+        "domain": schema.domain,
+        "dimension_units": schema.dimension_units,
+    }
+    return Schema(**{name: part for name, part in parts.items() if part is not None})
+
+
+def _of_dtype(layer: LayerSpec, dtype: dtype_ | None) -> LayerSpec:
+    """Return the spec of a layer with the data type of the stack."""
+    if dtype is None or layer.driver.schema.dtype == dtype:
+        return layer
+    return layer._replace(driver=layer.driver.updated(schema=Schema(dtype=dtype)))
+
+
+def _of_mode(layer: LayerSpec, mode: OpenMode) -> LayerSpec:
+    """Return the spec of a layer with an open mode, if it is opened or created at all."""
+    innermost = layer.driver
+    while innermost.base is not None:
+        innermost = innermost.base
+    if isinstance(innermost, StackSpec):
+        return layer._replace(driver=layer.driver.updated(open_mode=mode))
+    return layer if innermost.id in NOT_OPENED else layer._replace(mode=mode)
+
+
+def stack_spec(
+    layers: Sequence[LayerSpec], constraints: Schema, concurrency: JsonValue = None
+) -> StackSpec:
+    """Make the spec of a stack.
+
+    Raises
+    ------
+    MetadataError
+        If ranks or data types differ, or a domain is not known.
+    """
+    check_schema(constraints)
+    said = _without_layout(constraints)
+    for number, layer in enumerate(layers):
+        with layer_errors(number):
+            if said.rank is not None and layer.rank != said.rank:
+                rank = -1 if layer.rank is None else layer.rank
+                raise MetadataError(f"Rank of {rank} does not match existing rank of {said.rank}")
+            if layer.rank is not None:
+                said.update(rank=layer.rank)
+            dtype = layer.driver.schema.dtype
+            if dtype is not None:
+                said.set_dtype(dtype)
+    placed = []
+    for number, layer in enumerate(layers):
+        with layer_errors(number):
+            typed = _of_dtype(layer, said.dtype)
+            placed.append(typed._replace(transform=layer.effective_transform()))
+    spec = StackSpec(tuple(placed), said, concurrency)
+    spec._domain  # noqa: B018  Raises if labels differ.
+    return spec
+
+
+class _StackKind:
+    id = "stack"
+    is_adapter = False
+    shares_members = False
+
+    def from_layers(
+        self, layers: Sequence[tuple[Any, ...]], members: Members, schema: Schema
+    ) -> StackSpec:
+        """Make the spec of layers, given by the parts of their specs: see :class:`LayerSpec`."""
+        concurrency = None
+        if _CONCURRENCY in members:
+            concurrency = members.take_with(_CONCURRENCY, partial(resource_json, _CONCURRENCY))
+        if concurrency == _CONCURRENCY:
+            concurrency = None
+        return stack_spec([LayerSpec(*layer) for layer in layers], schema, concurrency)
+
+    def from_url(self, base: KvStore.Spec, path: str) -> DriverSpec:
+        """Raise UnsupportedError: a stack has no URL."""
+        raise UnsupportedError('unsupported URL scheme: "stack"')
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Raise the error for codecs of a stack, which has none."""
+        raise MetadataError("stack driver has no codec")
+
+
+DRIVER = _StackKind()

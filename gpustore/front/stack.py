@@ -1,0 +1,348 @@
+"""Views of several stores in one domain: :func:`stack`, :func:`concat` and :func:`overlay`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpustore.drivers._layers import Layer, LayerSpec, common_dtype, layer_errors
+from gpustore.drivers.stack import stack_driver
+from gpustore.errors import MetadataError
+from gpustore.front.spec import Spec
+from gpustore.front.store import TensorStore
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.index_space.bounds import Box
+from gpustore.index_space.domain import make_domain
+from gpustore.index_space.interval import MAX_RANK
+from gpustore.index_space.output_map import OutputIndexMaps, array_map, input_map
+from gpustore.index_space.transform import make_transform
+from gpustore.runtime.context import Context
+from gpustore.schema import Schema
+
+
+def overlay(
+    layers: Iterable[TensorStore | Spec],
+    *,
+    read: bool | None = None,
+    write: bool | None = None,
+    context: Context | None = None,
+    rank: int | None = None,
+    dtype: Any = None,
+    domain: IndexDomain | None = None,
+    shape: Iterable[int] | None = None,
+    dimension_units: Iterable[Any] | None = None,
+    schema: Schema | None = None,
+) -> TensorStore:
+    """View stores and specs in one domain, later ones on top; nothing is read.
+
+    Parameters
+    ----------
+    layers : iterable of TensorStore or Spec
+        Arrays of one rank and data type, each with its own domain. A Spec must have a known domain;
+        it is opened by each operation that meets it.
+    read, write : bool, optional
+        Required access; see :func:`gpustore.open`. By default what any layer allows.
+    context : Context, optional
+        Shared resources, also of specs.
+    rank, dtype, domain, shape, dimension_units, schema
+        Constraints on the view. The bounds of `domain` replace those of the hull of the layers.
+
+    Returns
+    -------
+    TensorStore
+        View whose domain has explicit bounds. A read reads what it needs of the layers together;
+        a write goes to the topmost layer of each element.
+
+    Raises
+    ------
+    MetadataError
+        If layers or constraints contradict each other; through the Future of a read or a write, if
+        no layer has some of its elements.
+    TypeError
+        If a layer is neither a TensorStore nor a Spec.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> first = gpustore.array([1, 2, 3, 4])
+    >>> overlay([first, gpustore.array([5, 6]).translate_to[3]]).read().result()
+    array([1, 2, 3, 5, 6])
+    """
+    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
+    return _View(layers, context, read, write, said).made()
+
+
+def stack(
+    layers: Iterable[TensorStore | Spec],
+    axis: int = 0,
+    *,
+    read: bool | None = None,
+    write: bool | None = None,
+    context: Context | None = None,
+    rank: int | None = None,
+    dtype: Any = None,
+    domain: IndexDomain | None = None,
+    shape: Iterable[int] | None = None,
+    dimension_units: Iterable[Any] | None = None,
+    schema: Schema | None = None,
+) -> TensorStore:
+    """View stores and specs one after the other along a new dimension; nothing is read.
+
+    Parameters
+    ----------
+    layers : iterable of TensorStore or Spec
+        At least one; see :func:`overlay`.
+    axis : int
+        Position of the new dimension; negative ones count from the end.
+    read, write, context, rank, dtype, domain, shape, dimension_units, schema
+        As in :func:`overlay`.
+
+    Returns
+    -------
+    TensorStore
+        View with one dimension more than the layers.
+
+    Raises
+    ------
+    MetadataError, TypeError
+        Those of :func:`overlay`.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> stack([gpustore.array([1, 2]), gpustore.array([3, 4])], axis=-1).read().result()
+    array([[1, 3],
+           [2, 4]])
+    """
+    axis = operator.index(axis)
+    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
+    view = _View(_some(layers, "stack"), context, read, write, said)
+    if view.rank == MAX_RANK:
+        raise MetadataError(f"stack would exceed maximum rank of {MAX_RANK}")
+    at = _dimension(axis, view.rank + 1)
+    view.transforms = [
+        _with_dimension(transform, at, number) for number, transform in enumerate(view.transforms)
+    ]
+    return view.made()
+
+
+def concat(
+    layers: Iterable[TensorStore | Spec],
+    axis: int | str,
+    *,
+    read: bool | None = None,
+    write: bool | None = None,
+    context: Context | None = None,
+    rank: int | None = None,
+    dtype: Any = None,
+    domain: IndexDomain | None = None,
+    shape: Iterable[int] | None = None,
+    dimension_units: Iterable[Any] | None = None,
+    schema: Schema | None = None,
+) -> TensorStore:
+    """View stores and specs one after the other along one of their dimensions; nothing is read.
+
+    Parameters
+    ----------
+    layers : iterable of TensorStore or Spec
+        At least one; see :func:`overlay`.
+    axis : int or str
+        Position or label of the dimension; negative positions count from the end.
+    read, write, context, rank, dtype, domain, shape, dimension_units, schema
+        As in :func:`overlay`.
+
+    Returns
+    -------
+    TensorStore
+        View that begins where the first layer does; each other one begins where the one before it
+        ends.
+
+    Raises
+    ------
+    MetadataError, TypeError
+        Those of :func:`overlay`.
+
+    Examples
+    --------
+    >>> import gpustore
+    >>> concat([gpustore.array([[1], [2]]), gpustore.array([[3], [4]])], axis=1).read().result()
+    array([[1, 3],
+           [2, 4]])
+    """
+    if not isinstance(axis, str):
+        axis = operator.index(axis)
+    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
+    view = _View(_some(layers, "concat"), context, read, write, said)
+    at = view.dimension_of(axis) if isinstance(axis, str) else _dimension(axis, view.rank)
+    moved = view.transforms[:1]
+    for transform in view.transforms[1:]:
+        begin = moved[-1].domain.exclusive_max[at]
+        origin = [begin if d == at else None for d in range(view.rank)]
+        moved.append(transform.translate_to[tuple(origin)])
+    view.transforms = moved
+    return view.made()
+
+
+class _View:
+    """Layers of a view, before they are placed.
+
+    Attributes
+    ----------
+    layers : list of Layer
+    transforms : list of IndexTransform
+        From the domain of each layer, as it will be in the view, to that of its driver.
+    rank : int
+        Number of dimensions of the layers.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[TensorStore | Spec],
+        context: Context | None,
+        read: bool | None,
+        write: bool | None,
+        constraints: Schema,
+    ) -> None:
+        if context is not None and not isinstance(context, Context):
+            raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
+        self.context = context or Context()
+        self.read, self.write = read, write
+        self.layers: list[Layer] = []
+        given = _listed(layers)
+        for number, one in enumerate(given):
+            with layer_errors(number):
+                self.layers.append(_layer(one, self.context))
+        self.constraints = constraints
+        self.constraints.set_dtype(common_dtype(self.layers, constraints.dtype))
+        self.transforms = [layer.transform for layer in self.layers]
+        domains = [transform.domain for transform in self.transforms]
+        self.rank = domains[0].rank if domains else 0
+        for number, found in enumerate(domains):
+            if found.rank != self.rank:
+                raise MetadataError(
+                    f"Layer {number}: Layer domain {found} of rank {found.rank} does not match "
+                    f"layer 0 rank of {self.rank}"
+                )
+
+    def dimension_of(self, label: str) -> int:
+        """Return the position of a labelled dimension."""
+        domain = self.constraints.domain
+        labels = [""] * self.rank if domain is None else list(domain.labels)
+        for number, transform in enumerate(self.transforms):
+            for d, found in enumerate(transform.domain.labels):
+                if found and labels[d] and found != labels[d]:
+                    raise MetadataError(
+                        f"Layer {number}: Mismatch in dimension {d}: Dimension labels do not match"
+                    )
+                labels[d] = labels[d] or found
+        if not label or label not in labels:
+            names = ", ".join([f'"{name}"' for name in labels])
+            raise MetadataError(f'Label "{label}" does not match one of {{{names}}}')
+        return labels.index(label)
+
+    def made(self) -> TensorStore:
+        """Return the view."""
+        layers = [
+            layer._replace(transform=transform)
+            for layer, transform in zip(self.layers, self.transforms, strict=True)
+        ]
+        if layers:
+            self.constraints.set_rank(self.transforms[0].input_rank, "rank")
+        # Layers that operations open allow whatever these ask for.
+        can_read = any(layer.driver is None or layer.driver.readable for layer in layers)
+        can_write = any(layer.driver is None or layer.driver.writable for layer in layers)
+        if not (can_read or can_write):
+            can_read = can_write = True
+        for wanted, can, name in ((self.read, can_read, "Read"), (self.write, can_write, "Write")):
+            if wanted and not can:
+                raise MetadataError(f"{name} mode not supported")
+        driver = stack_driver(
+            layers,
+            self.context,
+            self.constraints,
+            readable=can_read and (not self.write if self.read is None else self.read),
+            writable=can_write and (not self.read if self.write is None else self.write),
+        )
+        return TensorStore._of(driver, IndexTransform(driver.domain))
+
+
+def _some(layers: Iterable[TensorStore | Spec], of: str) -> Sequence[TensorStore | Spec]:
+    listed = _listed(layers)
+    if not listed:
+        raise MetadataError(f"At least one layer must be specified for {of}")
+    return listed
+
+
+def _listed(layers: Iterable[TensorStore | Spec]) -> Sequence[TensorStore | Spec]:
+    if isinstance(layers, TensorStore | Spec):
+        raise TypeError(f"layers: expected a sequence of stores, but received: {layers!r:.200}")
+    listed = list(layers)
+    for number, one in enumerate(listed):
+        if not isinstance(one, TensorStore | Spec):
+            raise TypeError(
+                f"Layer {number}: expected a TensorStore or a Spec, but received: {one!r:.200}"
+            )
+    return listed
+
+
+def _layer(given: TensorStore | Spec, context: Context) -> Layer:
+    if isinstance(given, TensorStore):
+        return Layer(given._transform, given._driver)
+    spec = LayerSpec(given._driver, given._transform, given._mode, given._context)
+    transform = spec.effective_transform()
+    if spec.context is not None:
+        context = Context(spec.context, context)
+    return Layer(transform, None, spec, context)
+
+
+def _constraints(
+    rank: int | None,
+    dtype: Any,
+    domain: IndexDomain | None,
+    shape: Iterable[int] | None,
+    dimension_units: Iterable[Any] | None,
+    schema: Schema | None,
+) -> Schema:
+    """Return the keywords as a schema."""
+    keywords = {
+        "rank": rank,
+        "dtype": dtype,
+        "domain": domain,
+        "shape": shape,
+        "dimension_units": dimension_units,
+        "schema": schema,
+    }
+    said = Schema()
+    said.update(**{name: value for name, value in keywords.items() if value is not None})
+    return said
+
+
+def _dimension(index: int, rank: int) -> int:
+    if not -rank <= index < rank:
+        raise MetadataError(f"Dimension index {index} is outside valid range [-{rank}, {rank})")
+    return index % rank
+
+
+def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTransform:
+    """Return the transform with a new input dimension, of which only `index` is in the domain."""
+    domain = transform.domain
+    box = domain.box
+    grown = Box(
+        (*box.inclusive_min[:at], index, *box.inclusive_min[at:]),
+        (*box.exclusive_max[:at], index + 1, *box.exclusive_max[at:]),
+        (*box.implicit_lower[:at], False, *box.implicit_lower[at:]),
+        (*box.implicit_upper[:at], False, *box.implicit_upper[at:]),
+    )
+    labels = (*domain.labels[:at], "", *domain.labels[at:])
+    maps: list[OutputIndexMap] = []
+    for map_ in transform.output:
+        d, array, stride = map_.input_dimension, map_.index_array, map_.stride
+        if d is not None and stride is not None:
+            maps.append(input_map(map_.offset, stride, d + (d >= at)))
+        elif array is not None and stride is not None:
+            shape = (*array.shape[:at], 1, *array.shape[at:])
+            maps.append(array_map(map_.offset, stride, array.reshape(shape), map_.bounds))
+        else:
+            maps.append(map_)
+    return make_transform(make_domain(grown, labels), OutputIndexMaps(maps))
