@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         inf,
         newaxis,
     )
+    from gpustore.index_space.dimension_expression import DimExpression, DimSelection, d
     from gpustore.kvstores.kvstore import KvStore
     from gpustore.metadata.node import Node
     from gpustore.runtime.batch import Batch
@@ -129,6 +130,8 @@ __all__ = [
     "DeviceError",
     "DeviceWarning",
     "Dim",
+    "DimExpression",
+    "DimSelection",
     "Explanation",
     "ForkError",
     "Future",
@@ -171,6 +174,7 @@ __all__ = [
     "concat",
     "copy",
     "create_array",
+    "d",
     "downsample",
     "dtype",
     "float16",
@@ -262,6 +266,7 @@ _NAMES: Final = {
         "inf",
         "newaxis",
     ),
+    "index_space.dimension_expression": ("DimExpression", "DimSelection", "d"),
     "kvstores.kvstore": ("KvStore",),
     "metadata.node": ("Node",),
     "runtime.batch": ("Batch",),

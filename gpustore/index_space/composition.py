@@ -72,7 +72,7 @@ def _through_affine(
     if explicitly_empty(a):
         return constant_map(0)
     bounds = _intersect(_array_bounds(b, source, inner), inner.bounds)
-    return _simplify(offset, stride, array, bounds)
+    return simplified_array_map(offset, stride, array, bounds)
 
 
 def _array_bounds(b: Box, dim: int, inner: OutputIndexMap) -> tuple[int, int]:
@@ -88,9 +88,18 @@ def _intersect(x: tuple[int, int], y: tuple[int, int]) -> tuple[int, int]:
     return low, max(low, min(x[1], y[1]))
 
 
-def _simplify(
+def simplified_array_map(
     offset: int, stride: int, array: IndexArray, bounds: tuple[int, int]
 ) -> OutputIndexMap:
+    """Return an index array map, or a constant map if the array has one element.
+
+    Raises
+    ------
+    OutOfBoundsError
+        If that element is outside `bounds`.
+    MetadataError
+        If the constant overflows.
+    """
     if array.size != 1:
         return array_map(offset, stride, array, bounds)
     index = int(array.reshape(()))
@@ -140,7 +149,7 @@ def _through_array(
                 terms[dim] = _along(values, inner.input_dimension, rank)
         result = array[tuple(terms)]
         result = result.reshape((1,) * (rank - result.ndim) + result.shape)
-    return _simplify(outer.offset, outer.stride, result, outer.bounds)
+    return simplified_array_map(outer.offset, outer.stride, result, outer.bounds)
 
 
 def _sliced(

@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING, Any, overload
 
 import gpustore.index_space.interval as interval
 from gpustore.errors import MetadataError, OutOfBoundsError
-from gpustore.index_space.accessor import (
-    Accessor,
-    implicit_argument,
-    labels_argument,
-)
+from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.bounds import Box, box_from_arguments, check_labels, propagate
 from gpustore.index_space.crop import crop_box
 from gpustore.index_space.dim import Dim
+from gpustore.index_space.dimension_operation import operated
 from gpustore.index_space.interval import INF, INF_SIZE, INF_STOP, MAX_RANK
 from gpustore.index_space.json import box_from_json, box_to_json
 from gpustore.index_space.output_map import OutputIndexMaps
 from gpustore.index_space.selection import (
+    Expression,
     dimension_by_index,
     dimension_by_label,
+    dimension_terms,
     permutation,
-    select_dimensions,
+    selected_dimensions,
 )
-from gpustore.index_space.translation import translate_box
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,8 +194,10 @@ class IndexDomain:
 
         Parameters
         ----------
-        key : int, str, slice, sequence of these, IndexDomain or IndexTransform
-            A selection of dimensions, a domain to crop to, or a transform to apply.
+        key : int, str, slice, DimSelection, sequence of these, DimExpression, IndexDomain or \
+IndexTransform
+            A selection of dimensions, a domain to crop to, or what is applied: a dimension
+            expression or a transform.
 
         Raises
         ------
@@ -219,7 +219,9 @@ class IndexDomain:
                 return self._dim(dimension_by_index(operator.index(key), self.rank))
             except MetadataError as error:
                 raise OutOfBoundsError(error.text, status="") from None
-        return self._take(select_dimensions(key, self.labels))
+        if isinstance(key, Expression) and key._has_operations():
+            return make_domain(*key._applied(self.box, self.labels, OutputIndexMaps())[:2])
+        return self._take(selected_dimensions(dimension_terms(key), self.labels))
 
     def _cropped(self, crop: IndexDomain) -> IndexDomain:
         return make_domain(*crop_box(self.box, self.labels, crop.box, crop.labels))
@@ -254,23 +256,17 @@ class IndexDomain:
     @property
     def translate_to(self) -> Accessor[IndexDomain]:
         """Accessor ``domain.translate_to[origins]``: the domain moved to begin at `origins`."""
-        return self._translation("translate_to")
+        return self._accessor("translate_to")
 
     @property
     def translate_by(self) -> Accessor[IndexDomain]:
         """Accessor ``domain.translate_by[offsets]``: the domain with `offsets` added."""
-        return self._translation("translate_by")
+        return self._accessor("translate_by")
 
     @property
     def translate_backward_by(self) -> Accessor[IndexDomain]:
         """Accessor ``domain.translate_backward_by[offsets]``: the domain minus `offsets`."""
-        return self._translation("translate_backward_by")
-
-    def _translation(self, name: str) -> Accessor[IndexDomain]:
-        def apply(index: Any) -> IndexDomain:
-            return make_domain(translate_box(self.box, name, index)[0], self.labels)
-
-        return Accessor(self, name, apply)
+        return self._accessor("translate_backward_by")
 
     @property
     def label(self) -> Accessor[IndexDomain]:
@@ -279,16 +275,7 @@ class IndexDomain:
         >>> IndexDomain(2).label["x", "y"]
         { "x": (-inf*, +inf*), "y": (-inf*, +inf*) }
         """
-        return Accessor(self, "label", lambda index: self._labelled(labels_argument(index)))
-
-    def _labelled(self, labels: tuple[str, ...]) -> IndexDomain:
-        if len(labels) != self.rank:
-            raise MetadataError(
-                f"Number of dimensions ({self.rank}) does not match number of labels "
-                f"({len(labels)})."
-            )
-        check_labels(labels)
-        return make_domain(self.box, labels)
+        return self._accessor("label")
 
     @property
     def mark_bounds_implicit(self) -> Accessor[IndexDomain]:
@@ -296,21 +283,14 @@ class IndexDomain:
 
         One bool sets both flags, None leaves a flag unchanged.
         """
+        return self._accessor("mark_bounds_implicit")
 
+    def _accessor(self, name: str) -> Accessor[IndexDomain]:
         def apply(index: Any) -> IndexDomain:
-            return self._with_implicit(*implicit_argument(index))
+            new = operated(self.box, self.labels, OutputIndexMaps(), name, index)
+            return make_domain(new.box, new.labels)
 
-        return Accessor(self, "mark_bounds_implicit", apply)
-
-    def _with_implicit(self, lower: bool | None, upper: bool | None) -> IndexDomain:
-        low, stop, il, iu = self.box
-        box = Box(
-            low,
-            stop,
-            il if lower is None else (lower,) * self.rank,
-            iu if upper is None else (upper,) * self.rank,
-        )
-        return make_domain(box, self.labels)
+        return Accessor(self, name, apply)
 
     def transpose(self, axes: Any = None) -> IndexDomain:
         """Return the domain with its dimensions in the order `axes`, reversed by default.

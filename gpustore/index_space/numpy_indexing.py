@@ -13,27 +13,16 @@ Source: TensorStore ``index_space/internal/numpy_indexing_spec.cc``.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from gpustore.errors import GpustoreError, MetadataError, OutOfBoundsError
 from gpustore.index_space.bounds import Box, check_constant, explicitly_empty, propagate
 from gpustore.index_space.composition import compose_maps
 from gpustore.index_space.domain import IndexDomain, make_domain
-from gpustore.index_space.interval import (
-    INF,
-    INF_STOP,
-    INT64_MIN,
-    MAX_RANK,
-    check_rank,
-    fits_int64,
-    strided_slice,
-)
+from gpustore.index_space.interval import INF, INF_STOP, MAX_RANK, check_rank, strided_slice
+from gpustore.index_space.numpy_index import Arrays, Joint, Slice, Term, joint_of, parse_terms
 from gpustore.index_space.output_map import (
     OutputIndexMap,
     OutputIndexMaps,
@@ -44,28 +33,7 @@ from gpustore.index_space.output_map import (
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from gpustore.index_space.output_map import IndexArray
-
-
-Slice = tuple[int | None, int | None, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrays:
-    """Array term of an index: one index array per old dimension it consumes, all of one shape."""
-
-    shape: tuple[int, ...]
-    arrays: tuple[IndexArray, ...]
-
-
-Term = int | Slice | None | EllipsisType | _Arrays
-
-_NOT_AN_INDEX = (
-    "Only integers, slices (`:`), ellipsis (`...`), tensorstore.newaxis (`None`) and integer or "
-    "boolean arrays are valid indices"
-)
 
 
 def index_maps(
@@ -93,20 +61,7 @@ def index_maps(
         found = _index_inside(domain, index)
         if found is not None:
             return found
-    terms: list[Term] = []
-    with_arrays = False
-    for item in index if type(index) is tuple else (index,):
-        kind = type(item)
-        if kind is slice:
-            terms.extend(_parse_slice(item))
-        elif (kind is int and fits_int64(item)) or item is None or item is Ellipsis:
-            terms.append(item)
-        else:
-            term = _parse_other(item)
-            with_arrays = with_arrays or isinstance(term, _Arrays)
-            terms.append(term)
-    if terms.count(Ellipsis) > 1:
-        raise OutOfBoundsError("An index can only have a single ellipsis (`...`)", status="")
+    terms, with_arrays = parse_terms(index)
     try:
         if with_arrays:
             return _index_arrays(domain, maps, terms, mode)
@@ -156,70 +111,6 @@ _NEGATIVE = -INF
 _EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 
 
-def _slice_bound(value: Any) -> Any:
-    if value is None or (type(value) is int and INT64_MIN < value < -INT64_MIN):
-        return value
-    if isinstance(value, str | bytes):
-        raise TypeError("slice indices must be integers or None or have an __index__ method")
-    if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim == 1):
-        return [_slice_bound(item) for item in value]
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -INT64_MIN
-    if not fits_int64(number):
-        raise TypeError("slice indices must be integers or None or have an __index__ method")
-    # TensorStore's internal value for "not given".
-    return None if number == INT64_MIN else number
-
-
-def _parse_slice(term: slice) -> list[Slice]:
-    start, stop = _slice_bound(term.start), _slice_bound(term.stop)
-    step = _slice_bound(term.step)
-    rank: int | None = None
-    for name, value in (("start", start), ("stop", stop), ("step", step)):
-        if isinstance(value, list):
-            if rank is not None and rank != len(value):
-                raise OutOfBoundsError(
-                    f"{name}={value} (rank {len(value)}) is incompatible with rank {rank}",
-                    status="",
-                )
-            rank = len(value)
-    if rank is None:
-        return [(start, stop, 1 if step is None else step)]
-    columns = [v if isinstance(v, list) else [v] * rank for v in (start, stop, step)]
-    return [(a, b, 1 if c is None else c) for a, b, c in zip(*columns)]
-
-
-def _parse_other(term: Any) -> int | _Arrays:
-    """Parse an integer-like object, or one that NumPy converts to an integer or boolean array."""
-    is_array = isinstance(term, np.ndarray)
-    if not is_array and not isinstance(term, bool):
-        try:
-            number = operator.index(term)
-        except TypeError:
-            number = INT64_MIN - 1
-        if fits_int64(number):
-            return number
-    array: npt.NDArray[Any] = np.asarray(term)
-    if array.size == 0 and not is_array:
-        array = array.astype(np.int64)
-    if array.dtype.kind == "b":
-        if array.ndim == 0:
-            return _Arrays((int(array),), ())
-        found = array.nonzero()
-        return _Arrays((len(found[0]),), tuple(axis.astype(np.int64) for axis in found))
-    if array.dtype.kind in "iu":
-        indices = np.array(array.astype(np.int64, casting="safe"), order="C", copy=True)
-        return _Arrays(indices.shape, (indices,))
-    raise OutOfBoundsError(
-        "Arrays used as indices must be of integer (or boolean) type"
-        if is_array
-        else _NOT_AN_INDEX,
-        status="",
-    )
-
-
 def _extra_dims(domain: IndexDomain, consumed: int, added: int) -> int:
     """Return the number of dimensions that an ellipsis stands for."""
     extra = domain.rank - consumed
@@ -232,13 +123,22 @@ def _extra_dims(domain: IndexDomain, consumed: int, added: int) -> int:
     return extra
 
 
-class _Builder:
-    """Builder of the new domain and the maps from it to the old one, dimension by dimension."""
+class Builder:
+    """Builder of the new domain and the maps from it to the old one, dimension by dimension.
 
-    __slots__ = ("domain", "high", "il", "iu", "labels", "low", "maps")
+    Parameters
+    ----------
+    domain : IndexDomain
+        The old domain.
+    numbers : sequence of int, optional
+        Number of each of its dimensions in messages; its position by default.
+    """
 
-    def __init__(self, domain: IndexDomain) -> None:
+    __slots__ = ("domain", "high", "il", "iu", "labels", "low", "maps", "numbers")
+
+    def __init__(self, domain: IndexDomain, numbers: Sequence[int] | None = None) -> None:
         self.domain = domain
+        self.numbers = numbers
         self.low: list[int] = []
         self.high: list[int] = []
         self.il: list[bool] = []
@@ -273,7 +173,8 @@ class _Builder:
                 (low[dim], high[dim], il[dim], iu[dim]), *term
             )
         except GpustoreError as error:
-            raise error.prefixed(f"Computing interval slice for dimension {dim}") from None
+            number = dim if self.numbers is None else self.numbers[dim]
+            raise error.prefixed(f"Computing interval slice for dimension {number}") from None
         self.maps.append(input_map(offset, term[2], len(self.low)))
         self.add(new_low, new_high, new_il, new_iu, self.domain.labels[dim])
 
@@ -287,6 +188,37 @@ class _Builder:
         else:
             self.add_identity(extra)
 
+    def add_terms(self, terms: Sequence[Term], joint: Joint | None, extra: int) -> None:
+        """Add terms that may be arrays, and `extra` dimensions for the ellipsis."""
+        pending: list[tuple[int, IndexArray, int]] = []
+        joint_start = self._add_array_dims(joint.shape) if joint and joint.is_first else -1
+        for term in terms:
+            if not isinstance(term, Arrays):
+                self.add_term(term, extra)
+                continue
+            if joint is None:
+                start = self._add_array_dims(term.shape)
+            else:
+                if joint_start < 0:
+                    joint_start = self._add_array_dims(joint.shape)
+                start = joint_start + len(joint.shape) - len(term.shape)
+            for array in term.arrays:
+                pending.append((len(self.maps), array, start))
+                self.maps.append(constant_map(0))
+        self.add_identity(len(self.domain.labels) - len(self.maps))
+        if not explicitly_empty(self.box()):
+            rank = len(self.low)
+            for dim, array, start in pending:
+                after = rank - start - array.ndim
+                spread = array.reshape((1,) * start + array.shape + (1,) * after)
+                self.maps[dim] = array_map(0, 1, spread, (-INF, INF_STOP))
+
+    def _add_array_dims(self, shape: tuple[int, ...]) -> int:
+        start = len(self.low)
+        for size in shape:
+            self.add(0, size, False, False, "")
+        return start
+
     def box(self) -> Box:
         return Box._make((tuple(self.low), tuple(self.high), tuple(self.il), tuple(self.iu)))
 
@@ -299,7 +231,7 @@ def _index_affine(
     consumed = len(terms) - new_dims - ellipsis
     constants = [type(term) for term in terms].count(int)
     extra = _extra_dims(domain, consumed, consumed - constants + new_dims)
-    builder = _Builder(domain)
+    builder = Builder(domain)
     for term in terms:
         builder.add_term(term, extra)
     if not ellipsis and extra:
@@ -318,89 +250,20 @@ def _index_affine(
     return make_domain(box, tuple(builder.labels)), composed
 
 
-@dataclass(slots=True)
-class _Joint:
-    """Index arrays that are broadcast against each other."""
-
-    shape: tuple[int, ...] = ()
-    consecutive: bool = True
-    seen: bool = False
-    interrupted: bool = False
-    start: int = field(default=-1)
-
-    def note(self, term: Term) -> None:
-        if isinstance(term, _Arrays):
-            self.broadcast(term.shape)
-            self.seen = True
-            self.consecutive = self.consecutive and not self.interrupted
-        elif type(term) is not int:
-            self.interrupted = self.seen
-
-    def broadcast(self, shape: tuple[int, ...]) -> None:
-        known = [1] * (len(shape) - len(self.shape)) + list(self.shape)
-        for dim, size in enumerate(shape, len(known) - len(shape)):
-            if known[dim] == 1:
-                known[dim] = size
-            elif size not in (1, known[dim]):
-                raise MetadataError(
-                    f"Incompatible index array shapes: {_braced(shape)} vs {_braced(known)}"
-                )
-        self.shape = tuple(known)
-
-
-def _braced(shape: Sequence[int]) -> str:
-    return "{" + ", ".join(map(str, shape)) + "}"
-
-
 def _index_arrays(
     domain: IndexDomain, maps: OutputIndexMaps, terms: Sequence[Term], mode: str
 ) -> tuple[IndexDomain, OutputIndexMaps]:
-    joint = _Joint(consecutive=mode == "default")
-    outer = mode == "oindex"
-    consumed = added = 0
+    joint = joint_of(terms, mode)
+    consumed, added = 0, len(joint.shape) if joint else 0
     for term in terms:
-        if not outer:
-            joint.note(term)
-        if isinstance(term, _Arrays):
+        if isinstance(term, Arrays):
             consumed += len(term.arrays)
-            added += len(term.shape) if outer else 0
+            added += 0 if joint else len(term.shape)
         elif term is not Ellipsis:
             consumed += term is not None
             added += type(term) is not int
-    extra = _extra_dims(domain, consumed, added + len(joint.shape))
-    builder = _Builder(domain)
-    pending: list[tuple[int, IndexArray, int]] = []
-
-    def add_array_dims(shape: tuple[int, ...]) -> int:
-        start = len(builder.low)
-        for size in shape:
-            builder.add(0, size, False, False, "")
-        return start
-
-    if not outer and not joint.consecutive:
-        joint.start = add_array_dims(joint.shape)
-    for term in terms:
-        if not isinstance(term, _Arrays):
-            builder.add_term(term, extra)
-            continue
-        if outer:
-            start = add_array_dims(term.shape)
-        else:
-            if joint.start < 0:
-                joint.start = add_array_dims(joint.shape)
-            start = joint.start + len(joint.shape) - len(term.shape)
-        for array in term.arrays:
-            pending.append((len(builder.maps), array, start))
-            builder.maps.append(constant_map(0))
-    if Ellipsis not in terms:
-        builder.add_identity(extra)
-    a_box = builder.box()
-    if not explicitly_empty(a_box):
-        rank = len(builder.low)
-        for dim, array, start in pending:
-            after = rank - start - array.ndim
-            spread = array.reshape((1,) * start + array.shape + (1,) * after)
-            builder.maps[dim] = array_map(0, 1, spread, (-INF, INF_STOP))
-    box = propagate(domain.box, a_box, builder.maps)
+    builder = Builder(domain)
+    builder.add_terms(terms, joint, _extra_dims(domain, consumed, added))
+    box = propagate(domain.box, builder.box(), builder.maps)
     composed = compose_maps(maps, domain.box, builder.maps, box)
     return make_domain(box, tuple(builder.labels)), composed

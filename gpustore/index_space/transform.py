@@ -14,13 +14,15 @@ from typing import Any, overload
 
 import gpustore.index_space.interval as interval
 from gpustore.errors import MetadataError, OutOfBoundsError
-from gpustore.index_space.accessor import IndexAccessors, implicit_argument, labels_argument
+from gpustore.index_space.accessor import IndexAccessors
 from gpustore.index_space.bounds import (
     box_from_arguments,
     integers,
     propagate,
 )
 from gpustore.index_space.composition import compose_maps, crop_arrays
+from gpustore.index_space.dim import Dim
+from gpustore.index_space.dimension_operation import operated, reordered_maps
 from gpustore.index_space.domain import IndexDomain, make_domain
 from gpustore.index_space.evaluation import evaluate
 from gpustore.index_space.interval import INF, format_interval
@@ -30,13 +32,10 @@ from gpustore.index_space.numpy_indexing import index_maps
 from gpustore.index_space.output_map import (
     OutputIndexMap,
     OutputIndexMaps,
-    array_map,
     format_array,
     identity_maps,
-    input_map,
 )
-from gpustore.index_space.selection import permutation
-from gpustore.index_space.translation import translate_box, translated_map
+from gpustore.index_space.selection import Expression, permutation
 
 _NAMES = {
     name: f"input_{name}"
@@ -53,7 +52,7 @@ class IndexTransform(IndexAccessors):
     ----------
     input_rank : int, optional
         Number of input dimensions; needed only if nothing else tells it. Alternatively an
-        :class:`IndexDomain` (keyword `domain`).
+        :class:`IndexDomain` or a sequence of :class:`Dim` (keyword `domain`).
     input_inclusive_min, input_exclusive_max, input_inclusive_max, input_shape : sequence of int
         Bounds of the domain, as in :class:`IndexDomain`; so are `implicit_lower_bounds`,
         `implicit_upper_bounds` and `input_labels`.
@@ -102,7 +101,7 @@ class IndexTransform(IndexAccessors):
     ) -> None: ...
     @overload
     def __init__(
-        self, domain: IndexDomain, /, output: Iterable[OutputIndexMap] | None = None
+        self, domain: IndexDomain | Iterable[Dim], /, output: Iterable[OutputIndexMap] | None = None
     ) -> None: ...
     @overload
     def __init__(self, *, json: Any) -> None: ...
@@ -119,10 +118,12 @@ class IndexTransform(IndexAccessors):
         else:
             if kwargs.keys() - _KEYWORDS:
                 raise TypeError(f"IndexTransform: unexpected {sorted(kwargs.keys() - _KEYWORDS)}")
-            if isinstance(input_rank, IndexDomain):
+            if isinstance(input_rank, Iterable):
                 if kwargs:
                     raise TypeError("IndexTransform: `domain` excludes the parts of a domain")
-                domain = input_rank
+                domain = (
+                    input_rank if isinstance(input_rank, IndexDomain) else IndexDomain(input_rank)
+                )
             else:
                 given = {k: kwargs.get(v, kwargs.get(k)) for k, v in _NAMES.items()}
                 given |= {k: v for k, v in kwargs.items() if k.startswith("implicit")}
@@ -223,11 +224,11 @@ class IndexTransform(IndexAccessors):
         return tuple([evaluate(dim, m, at, box) for dim, m in enumerate(self.output)])
 
     def __getitem__(self, index: Any) -> IndexTransform:
-        """Return the composition with an index, a domain or a transform.
+        """Return the composition with an index, a dimension expression, a domain or a transform.
 
         Parameters
         ----------
-        index : NumPy-style index, IndexDomain or IndexTransform
+        index : NumPy-style index, DimExpression, IndexDomain or IndexTransform
             Negative indices do not wrap; slices keep their origin.
 
         Raises
@@ -235,8 +236,16 @@ class IndexTransform(IndexAccessors):
         IndexError
             If the index is out of bounds or no index expression.
         """
-        if isinstance(index, (IndexTransform, IndexDomain)):
+        kind = type(index)
+        # Of the many indices that are plain no more is asked.
+        if kind is tuple or kind is slice:
+            return make_transform(*index_maps(self.domain, self.output, index))
+        if isinstance(index, (IndexTransform, IndexDomain, Expression)):
             try:
+                if isinstance(index, Expression):
+                    domain = self.domain
+                    box, labels, maps = index._applied(domain.box, domain.labels, self.output)
+                    return make_transform(make_domain(box, labels), maps)
                 if isinstance(index, IndexDomain):
                     domain = self.domain._cropped(index)
                     maps = crop_arrays(self.output, self.domain.box, domain.box)
@@ -261,32 +270,9 @@ class IndexTransform(IndexAccessors):
     def _accessed(self, name: str, index: Any) -> IndexTransform:
         if name in ("oindex", "vindex"):
             return make_transform(*index_maps(self.domain, self.output, index, name))
-        if name == "label":
-            return make_transform(self.domain._labelled(labels_argument(index)), self.output)
-        if name == "mark_bounds_implicit":
-            return self._with_implicit(*implicit_argument(index))
-        box, moved = translate_box(self.domain.box, name, index)
-        maps = [translated_map(dim, m, moved) for dim, m in enumerate(self.output)]
-        return make_transform(make_domain(box, self.domain.labels), OutputIndexMaps(maps))
-
-    def _with_implicit(self, lower: bool | None, upper: bool | None) -> IndexTransform:
-        if lower or upper:
-            self._check_no_array_depends()
-        domain, maps = self.domain, self.output
-        # Lower flags first, then upper: in between the domain may become explicitly empty.
-        for flags in ((lower, None), (None, upper)):
-            domain = domain._with_implicit(*flags)
-            maps = crop_arrays(maps, domain.box, domain.box)
-        return make_transform(domain, maps)
-
-    def _check_no_array_depends(self) -> None:
-        for dim, mapping in enumerate(self.output):
-            for source, size in enumerate(getattr(mapping.index_array, "shape", ())):
-                if size != 1:
-                    raise MetadataError(
-                        f"Cannot mark input dimension {source} as having implicit bounds because "
-                        f"it indexes the index array map for output dimension {dim}"
-                    )
+        domain = self.domain
+        new = operated(domain.box, domain.labels, self.output, name, index)
+        return make_transform(make_domain(new.box, new.labels), new.maps)
 
     def transpose(self, axes: Any = None) -> IndexTransform:
         """Return the transform with its input dimensions in the order `axes`, reversed by default.
@@ -297,15 +283,8 @@ class IndexTransform(IndexAccessors):
         OutputIndexMap(offset=0, stride=1, input_dimension=1)
         """
         order = permutation(axes, self.domain.labels)
-        position = {old: new for new, old in enumerate(order)}
-        maps = []
-        for m in self.output:
-            if m.input_dimension is not None and m.stride is not None:
-                m = input_map(m.offset, m.stride, position[m.input_dimension])
-            elif m.index_array is not None and m.stride is not None:
-                m = array_map(m.offset, m.stride, m.index_array.transpose(order), m.bounds)
-            maps.append(m)
-        return make_transform(self.domain._take(order), OutputIndexMaps(maps))
+        maps = OutputIndexMaps(reordered_maps(self.output, order))
+        return make_transform(self.domain._take(order), maps)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form.

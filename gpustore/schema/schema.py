@@ -431,7 +431,7 @@ class Schema(IndexAccessors):
 
         Parameters
         ----------
-        index : NumPy-style indices, IndexTransform or IndexDomain
+        index : NumPy-style indices, DimExpression, IndexTransform or IndexDomain
             Index expression, as of :class:`gpustore.IndexTransform`.
 
         Raises

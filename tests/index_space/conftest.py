@@ -2,7 +2,7 @@
 
 import pytest
 
-import gpustore.index_space as gs
+import gpustore
 from tests.index_space.parity import Oracle, outcome
 
 
@@ -20,7 +20,7 @@ def same(oracle):
     def check(program):
         expected = oracle.ask(program)
         if expected is not None:
-            assert outcome(gs, program) == expected
+            assert outcome(gpustore, program) == expected
         return expected
 
     return check

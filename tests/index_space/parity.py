@@ -23,6 +23,8 @@ def run(lib, program):
     make = {
         "dim": lambda: lib.Dim(**argument),
         "domain": lambda: lib.IndexDomain(**argument),
+        "expression": lambda: expression(lib, *argument),
+        "equal": lambda: expression(lib, *argument[0]) == expression(lib, *argument[1]),
         "domain_json": lambda: lib.IndexDomain(json=argument),
         "identity": lambda: lib.IndexTransform(lib.IndexDomain(**argument)),
         "json": lambda: lib.IndexTransform(json=argument),
@@ -32,6 +34,7 @@ def run(lib, program):
         "index": lambda x: value[x],
         "compose": lambda x: value[lib.IndexTransform(json=x)],
         "crop": lambda x: value[lib.IndexDomain(**x)],
+        "expression": lambda x: value[expression(lib, *x)],
         "call": lambda x: value(x),
         "transpose": lambda x: value.transpose(x),
         "hull": lambda x: value.hull(type(value)(**x)),
@@ -39,6 +42,17 @@ def run(lib, program):
     }
     for name, argument in operations:
         value = apply[name](argument) if name in apply else getattr(value, name)[argument]
+    return value
+
+
+def expression(lib, selection, operations):
+    """The dimension expression of a selection and ``(name, index)`` of the operations on it."""
+    value = lib.d[selection]
+    for name, index in operations:
+        if name == "diagonal":
+            value = value.diagonal
+        else:
+            value = value[index] if name == "index" else getattr(value, name)[index]
     return value
 
 
@@ -70,21 +84,32 @@ class Oracle:
 
     def ask(self, program):
         """Outcome in TensorStore, None if it crashed."""
-        if self.process is None:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-        frame = pickle.dumps(program)
-        self.process.stdin.write(struct.pack("<q", len(frame)) + frame)
-        self.process.stdin.flush()
-        header = self.process.stdout.read(8)
-        if len(header) < 8:
-            self.close()
-            return None
-        return pickle.loads(self.process.stdout.read(*struct.unpack("<q", header)))
+        return self.ask_all([program])[0]
+
+    def ask_all(self, programs):
+        """Outcomes of a few programs, all sent before the first answer is read."""
+        outcomes = []
+        while len(outcomes) < len(programs):
+            process = self.process or self._start()
+            for program in programs[len(outcomes) :]:
+                frame = pickle.dumps(program)
+                process.stdin.write(struct.pack("<q", len(frame)) + frame)
+            process.stdin.flush()
+            while len(outcomes) < len(programs) and len(header := process.stdout.read(8)) == 8:
+                outcomes.append(pickle.loads(process.stdout.read(*struct.unpack("<q", header))))
+            if len(outcomes) < len(programs):
+                self.close()
+                outcomes.append(None)
+        return outcomes
+
+    def _start(self):
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return self.process
 
     def close(self):
         if self.process is not None:
