@@ -6,7 +6,7 @@ Methods with I/O return Futures; operators (``group["a/b"]``, ``in``, ``len``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gpustore.drivers.base import OpenMode
@@ -68,14 +68,15 @@ class Group(ShownGroup):
         raise TypeError("use gpustore.open_group(...).result() to get a Group")
 
     @classmethod
-    def _of(cls, hierarchy: Hierarchy, access: GroupAccess, node: Node) -> Group:
+    def _of(
+        cls, hierarchy: Hierarchy, access: GroupAccess, node: Node, base: KvStore.Spec | None = None
+    ) -> Group:
         group = cls.__new__(cls)
         group._hierarchy = hierarchy
         group._access = access
         group._path = node.path
         group._attrs = hierarchy.attributes(node, access.executor, writable=access.writable)
-        kvstore = KvStore(hierarchy.store, hierarchy.root)
-        group._base = kvstore.spec(retain_context=True)
+        group._base = base or KvStore(hierarchy.store, hierarchy.root).spec(retain_context=True)
         return group
 
     # ---- what it is
@@ -137,12 +138,13 @@ class Group(ShownGroup):
 
     # ---- looking
 
-    def open(self, path: str) -> Future[TensorStore | Group]:
+    def open(self, path: str | Node) -> Future[TensorStore | Group]:
         """Open a member at any depth.
 
-        Returns
-        -------
-        Future of TensorStore or Group
+        Parameters
+        ----------
+        path : str or Node
+            A node that the group has described is opened without reading its metadata again.
 
         Raises
         ------
@@ -153,6 +155,9 @@ class Group(ShownGroup):
         MetadataError, UnsupportedError, StoreIOError
             Through the Future.
         """
+        if isinstance(path, Node):
+            described = path
+            return self._reading(lambda: self._opened(described))
         whole = self._whole(path)
 
         def run() -> TensorStore | Group:
@@ -168,9 +173,26 @@ class Group(ShownGroup):
         if node.error is not None:
             raise node.error
         if node.is_group:
-            return Group._of(self._hierarchy, self._access, node)
+            return Group._of(self._hierarchy, self._access, node, self._base)
         array = MemberArray(self._hierarchy, self._access, self._base, node.path)
         return array.opened(array.spec(OpenMode(), {}), node)
+
+    def nodes(self, paths: Iterable[str]) -> Future[list[Node | None]]:
+        """Describe members by path, at any depth, read together; nothing is listed or opened.
+
+        Returns
+        -------
+        Future of list
+            :class:`Node` of each path, None where there is none. A member that cannot be read is a
+            node with an ``error``.
+
+        Raises
+        ------
+        InvalidKeyError
+            At once, if a path contains ``.`` or ``..``.
+        """
+        wholes = [self._whole(path) for path in paths]
+        return self._reading(lambda: self._hierarchy.read_many(wholes))
 
     def members(self, max_depth: int | None = 0) -> Future[dict[str, Node]]:
         """Describe the members of the group without opening them.

@@ -156,11 +156,21 @@ class Hierarchy:
 
     def read(self, path: str) -> Node | None:
         """Return the node at a normalised path, or None if there is none."""
-        known = self._known(path)
-        if known is not None and known[1]:
-            node = known[0].node(known[1])
-            return None if node is None else self._placed(node, path)
-        return next(self._read([path]), None)
+        return self.read_many([path])[0]
+
+    def read_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """Return the nodes at normalised paths, None where there is none."""
+        found: dict[str, Node | None] = {}
+        unknown = []
+        for path in paths:
+            known = self._known(path)
+            if known is not None and known[1]:
+                node = known[0].node(known[1])
+                found[path] = None if node is None else self._placed(node, path)
+            else:
+                unknown.append(path)
+        found |= {node.path: node for node in self._read(unknown)}
+        return [found.get(path) for path in paths]
 
     def children(self, path: str) -> list[Node]:
         """Return the nodes directly below a normalised path, sorted by name."""

@@ -6,10 +6,10 @@ Source: OME-NGFF 0.4 to 0.6, "bioformats2raw.layout" (transitional).
 from __future__ import annotations
 
 import gpustore
-from gpustore import NotFoundError
 from gpustore.ome.members import items, json_object, kind, place_of
 from gpustore.ome.multiscale import ome_of
-from gpustore.ome.plate import Images, member_group
+from gpustore.ome.opened import group_of
+from gpustore.ome.plate import Images
 
 LAYOUT = 3
 _MOST = 10_000
@@ -38,7 +38,7 @@ class Collection:
                 f"{where}bioformats2raw.layout: {kind(layout)} is not read, only {LAYOUT} is"
             )
         self.group = group
-        self.images = Images(group, _series(group) or _numbered(group))
+        self.images = Images.below(group, _series(group) or _numbered(group))
 
     @property
     def url(self) -> str:
@@ -52,11 +52,10 @@ class Collection:
 
 def _series(group: gpustore.Group) -> list[str]:
     """Return the paths that the group ``OME`` states, none if it does not."""
-    try:
-        listed = member_group(group, "OME")
-    except NotFoundError:
+    [node] = group.nodes(["OME"]).result()
+    if node is None:
         return []
-    attributes = listed.attrs
+    listed, attributes = group_of(group, "OME", node)
     ome = json_object(attributes.get("ome", attributes), f"{place_of(listed)}: ome")
     if "series" not in ome:
         return []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
 import gpustore
-from gpustore import MetadataError, NotFoundError
+from gpustore import MetadataError
 from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
@@ -16,6 +17,7 @@ from gpustore.ome.level import Level
 from gpustore.ome.members import json_object, kind, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
+from gpustore.ome.opened import Opened, group_of
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, as_float, um
@@ -57,7 +59,39 @@ class Image:
         MetadataError, UnsupportedError
             As :func:`gpustore.ome.open` does.
         """
-        return cls(group, *_metadata_of(group))
+        return cls(group, *_metadata_of(group, group.attrs.asdict()))
+
+    @classmethod
+    def open_many(cls, group: gpustore.Group, paths: Sequence[str]) -> Iterator[Image]:
+        """Yield the images below a group; the metadata of several and of their levels are read
+        together.
+
+        Raises
+        ------
+        NotFoundError
+            If there is nothing at a path.
+        MetadataError, UnsupportedError
+            As :func:`gpustore.ome.open` does.
+        """
+        images: list[Image] = []
+        failed = None
+        for path, node in zip(paths, group.nodes(paths).result(), strict=True):
+            try:
+                found, attributes = group_of(group, path, node)
+                images.append(cls(found, *_metadata_of(found, attributes)))
+            except gpustore.GpustoreError as error:
+                failed = error
+                break
+        if len(images) > 1:
+            levels = [(p, one) for p, image in zip(paths, images) for one in image.levels]
+            # A path that cannot be one is an error of its level.
+            with suppress(gpustore.InvalidKeyError):
+                nodes = group.nodes(f"{path}/{one.path}" for path, one in levels).result()
+                for (_, one), node in zip(levels, nodes, strict=True):
+                    one.describe(node)
+        yield from images
+        if failed is not None:
+            raise failed
 
     @property
     def url(self) -> str:
@@ -109,7 +143,10 @@ class Image:
     @cached_property
     def labels(self) -> Mapping[str, Image]:
         """Label images by name, each opened when it is asked for; empty if there are none."""
-        return _Labels(self.group)
+        return Opened(
+            self.group,
+            *("label image", lambda: _label_names(self.group), Image.open_many, "labels/"),
+        )
 
     # ---- elements
 
@@ -448,60 +485,31 @@ class Image:
         )
 
 
-def _metadata_of(group: gpustore.Group) -> tuple[Multiscale, Omero | None]:
+def _metadata_of(
+    group: gpustore.Group, attributes: Mapping[str, Any]
+) -> tuple[Multiscale, Omero | None]:
     """Return what the attributes of a group say of an image."""
     where = f"{place_of(group)}: "
-    version, ome = ome_of(group.attrs, where)
-    below = f"{where}ome" if "ome" in group.attrs else where
+    version, ome = ome_of(attributes, where)
+    below = f"{where}ome" if "ome" in attributes else where
     return multiscale(ome, version, below), omero(ome, below)
 
 
-class _Labels(Mapping[str, Image]):
-    """Label images of an image by name."""
-
-    def __init__(self, group: gpustore.Group) -> None:
-        self._group = group
-        self._opened: dict[str, Image] = {}
-
-    @cached_property
-    def _names(self) -> list[str]:
-        try:
-            labels = self._group["labels"]
-        except NotFoundError:
-            return []
-        where = f"{place_of(labels)}: "
-        if not isinstance(labels, gpustore.Group):
-            raise MetadataError(f"{where}expected a group, found an array")
-        # Writers of 0.5 leave the version out here.
-        ome = json_object(labels.attrs.get("ome", labels.attrs), f"{where}ome")
-        below = f"{where}ome" if "ome" in labels.attrs else where
-        found = optional(ome, "labels", list, below) or []
-        for one in found:
-            if not isinstance(one, str):
-                raise MetadataError(f"{where}labels: expected names, got {kind(one)}")
-        return list(dict.fromkeys(found))
-
-    def __getitem__(self, name: str) -> Image:
-        if name not in self._names:
-            there = ", ".join(self._names) or "there are none"
-            raise NotFoundError(
-                f"{place_of(self._group)}: no label image {name!r}; labels: {there}"
-            )
-        if name not in self._opened:
-            group = self._group[f"labels/{name}"]
-            if not isinstance(group, gpustore.Group):
-                raise MetadataError(f"{place_of(group)}: expected a group, found an array")
-            self._opened[name] = Image.of_group(group)
-        return self._opened[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"<labels {', '.join(map(repr, self._names)) or 'none'}>"
+def _label_names(group: gpustore.Group) -> list[str]:
+    """Return the names of the label images of an image."""
+    [node] = group.nodes(["labels"]).result()
+    if node is None:
+        return []
+    labels, attributes = group_of(group, "labels", node)
+    where = f"{place_of(labels)}: "
+    # Writers of 0.5 leave the version out here.
+    ome = json_object(attributes.get("ome", attributes), f"{where}ome")
+    below = f"{where}ome" if "ome" in attributes else where
+    found = optional(ome, "labels", list, below) or []
+    for one in found:
+        if not isinstance(one, str):
+            raise MetadataError(f"{where}labels: expected names, got {kind(one)}")
+    return list(found)
 
 
 def _in_unit(size: float | Range, axis: Axis) -> float:

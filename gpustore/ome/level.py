@@ -45,6 +45,11 @@ class Level:
         self._axes = axes
         self._transform = transform
         self._channels = channels
+        self._node: Any = None
+
+    def describe(self, node: Any) -> None:
+        """Take what ``group.nodes`` found at the path, so that it is not read again."""
+        self._node = node
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -72,7 +77,7 @@ class Level:
         MetadataError
             If it has another number of dimensions than the image has axes, or is a group.
         """
-        found = self.group[self.path]
+        found = self.group.open(self.path if self._node is None else self._node).result()
         where = f"{place_of(found)}: level {self.number}"
         if not isinstance(found, gpustore.TensorStore):
             raise MetadataError(f"{where}: expected an array, found a group")
@@ -86,7 +91,9 @@ class Level:
     @property
     def shape(self) -> tuple[int, ...]:
         """Number of elements along each axis."""
-        return self.store.shape
+        known = None if self._node is None or self._node.error else self._node.shape
+        # What does not fit the axes is an error of the store.
+        return known if known is not None and len(known) == len(self._axes) else self.store.shape
 
     @property
     def dtype(self) -> gpustore.dtype:

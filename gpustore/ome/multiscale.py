@@ -203,7 +203,7 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str, number: int = 0
     if version == "0.6":
         return _of_06(image, datasets, where)
     axes = _axes(image, where)
-    outer = AxisTransform.identity(len(axes))
+    outer = None
     if "coordinateTransformations" in image:
         member = f"{where}.coordinateTransformations"
         outer = parsed(image["coordinateTransformations"], len(axes), member)
@@ -213,7 +213,9 @@ def multiscale(ome: Mapping[str, Any], version: str, where: str, number: int = 0
         transformations, member = _transformations(dataset, place)
         transform = parsed(transformations, len(axes), member)
         own[_path(dataset, place, own)] = transform
-    levels = {path: one.then(outer).checked(where) for path, one in own.items()}
+    levels = own
+    if outer is not None:
+        levels = {path: one.then(outer).checked(where) for path, one in own.items()}
     return Multiscale(version, text(image, "name", where, ""), "", axes, levels, {}, (), own)
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import gpustore
-from gpustore import MetadataError, NotFoundError
+from gpustore import MetadataError
 from gpustore.ome.attributes import restate
 from gpustore.ome.image import Image
 from gpustore.ome.members import at, items, json_object, optional, place_of, text
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.new_image import make_image, new_image
+from gpustore.ome.opened import Opened, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class Plate:
         Acquisitions; none if they are not stated.
     wells : mapping of str to Well
         Wells by path, such as ``"B/03"``; each is opened when it is asked for.
+    fields : mapping of str to Image
+        Fields of all wells by path, such as ``"B/03/0"``. ``items()`` and ``values()`` read the
+        metadata of wells, fields and levels together, a look-up those of one field.
     json : dict
         The member ``plate`` as it is stored.
     """
@@ -82,7 +86,18 @@ class Plate:
             if path in paths:
                 raise MetadataError(f"{place}.path: {path!r} stands twice")
             paths[path] = None
-        self.wells: Mapping[str, Well] = _Wells(group, list(paths))
+        self._set_wells(list(paths))
+
+    def _set_wells(self, paths: Sequence[str]) -> None:
+        group = self.group
+        self.wells: Mapping[str, Well] = Opened(group, "well", lambda: paths, _wells)
+        self.fields: Mapping[str, Image] = Opened(
+            group, "field", self._field_paths, Image.open_many
+        )
+
+    def _field_paths(self) -> list[str]:
+        wells = self.wells.items()
+        return [f"{path}/{one}" for path, well in wells for one in well.fields.paths]
 
     @property
     def url(self) -> str:
@@ -132,7 +147,7 @@ class Plate:
             known = stored or {}
             return {**known, "images": [*known.get("images", ()), entry]}
 
-        restate(member_group(self.group, well), self.version, "well", with_field)
+        restate(self.group[well], self.version, "well", with_field)
         numbers = {"rowIndex": self.rows.index(row), "columnIndex": self.columns.index(column)}
         paths: list[str] = []
 
@@ -146,7 +161,7 @@ class Plate:
             return self.json
 
         restate(self.group, self.version, "plate", with_well)
-        self.wells = _Wells(self.group, paths)
+        self._set_wells(paths)
         return Image.of_group(made)
 
     def _parts(self, path: str) -> list[str]:
@@ -179,17 +194,18 @@ class Well:
     version : str
         Version of OME-Zarr.
     fields : sequence of Image
-        Fields of view; each is opened when it is asked for.
+        Fields of view; each is opened when it is asked for, or all together by iterating.
     acquisitions : tuple of int or None
         Number of the acquisition of each field; None where it is not stated.
     json : dict
         The member ``well`` as it is stored.
     """
 
-    def __init__(self, group: gpustore.Group) -> None:
+    def __init__(self, group: gpustore.Group, attributes: Mapping[str, Any] | None = None) -> None:
         where = f"{place_of(group)}: "
-        self.version, ome = ome_of(group.attrs, where)
-        where = at(f"{where}ome" if "ome" in group.attrs else where, "well")
+        attributes = group.attrs.asdict() if attributes is None else attributes
+        self.version, ome = ome_of(attributes, where)
+        where = at(f"{where}ome" if "ome" in attributes else where, "well")
         well = json_object(ome.get("well"), where)
         self.group = group
         self.json = well
@@ -198,7 +214,7 @@ class Well:
             place = f"{where}.images[{number}]"
             paths.append(text(json_object(one, place), "path", place))
             acquisitions.append(optional(one, "acquisition", int, place))
-        self.fields: Sequence[Image] = Images(group, paths)
+        self.fields = Images.below(group, paths)
         self.acquisitions: tuple[int | None, ...] = tuple(acquisitions)
 
     @property
@@ -211,12 +227,16 @@ class Well:
 
 
 class Images(Sequence[Image]):
-    """Images below a group, each opened when it is asked for."""
+    """Images below a group, each opened when it is asked for; iterating reads all together."""
 
-    def __init__(self, group: gpustore.Group, paths: Sequence[str]) -> None:
-        self._group = group
+    def __init__(self, opened: Opened[Image], paths: Sequence[str]) -> None:
+        self._opened = opened
         self.paths = tuple(paths)
-        self._opened: dict[str, Image] = {}
+
+    @classmethod
+    def below(cls, group: gpustore.Group, paths: Sequence[str]) -> Images:
+        """Return the images at some paths of a group."""
+        return cls(Opened(group, "image", lambda: paths, Image.open_many), paths)
 
     @overload
     def __getitem__(self, index: int) -> Image: ...
@@ -225,59 +245,22 @@ class Images(Sequence[Image]):
     def __getitem__(self, index: int | slice) -> Image | Images:
         """Open the image of a number, or choose some."""
         if isinstance(index, slice):
-            return Images(self._group, self.paths[index])
-        path = self.paths[index]
-        if path not in self._opened:
-            self._opened[path] = Image.of_group(member_group(self._group, path))
-        return self._opened[path]
+            return Images(self._opened, self.paths[index])
+        return self._opened[self.paths[index]]
+
+    def __iter__(self) -> Iterator[Image]:
+        return self._opened.read(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} images of {place_of(self._group)}>"
+        return f"<{len(self)} of {self._opened!r}>"
 
 
-class _Wells(Mapping[str, Well]):
-    """Wells of a plate by path."""
-
-    def __init__(self, group: gpustore.Group, paths: list[str]) -> None:
-        self._group = group
-        self._paths = dict.fromkeys(paths)
-        self._opened: dict[str, Well] = {}
-
-    def __getitem__(self, path: str) -> Well:
-        if path not in self._paths:
-            some = ", ".join(list(self._paths)[:8]) + ", ..." * (len(self._paths) > 8)
-            raise NotFoundError(f"{place_of(self._group)}: no well {path!r}; wells: {some}")
-        if path not in self._opened:
-            self._opened[path] = Well(member_group(self._group, path))
-        return self._opened[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} wells of {place_of(self._group)}>"
-
-
-def member_group(group: gpustore.Group, path: str) -> gpustore.Group:
-    """Open a group below a group.
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing at the path.
-    MetadataError
-        If there is an array.
-    """
-    found = group[path]
-    if not isinstance(found, gpustore.Group):
-        raise MetadataError(f"{place_of(found)}: expected a group, found an array")
-    return found
+def _wells(group: gpustore.Group, paths: Sequence[str]) -> Iterator[Well]:
+    for path, node in zip(paths, group.nodes(paths).result(), strict=True):
+        yield Well(*group_of(group, path, node))
 
 
 def _names(plate: Mapping[str, Any], member: str, where: str) -> tuple[str, ...]:

@@ -99,10 +99,11 @@ def parsed(transformations: Any, rank: int, where: str) -> AxisTransform:
 
 
 def _parsed(transformations: Iterable[Any], rank: int, where: str, depth: int) -> AxisTransform:
-    result = AxisTransform.identity(rank)
+    result = None
     for number, one in enumerate(transformations):
-        result = result.then(_one(one, rank, f"{where}[{number}]", depth)).checked(where)
-    return result
+        step = _one(one, rank, f"{where}[{number}]", depth)
+        result = step if result is None else result.then(step).checked(where)
+    return AxisTransform.identity(rank) if result is None else result
 
 
 def _one(one: Any, rank: int, where: str, depth: int) -> AxisTransform:

@@ -76,6 +76,35 @@ def test_members_of_every_kind(root, zarr_format):
     assert root["ct/deep"].name == "/ct/deep"
 
 
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_nodes_are_described_and_opened_by_path(root, consolidated):
+    fill(root)
+    if consolidated:
+        root = root.consolidate().result()
+    for group, paths in (
+        (root, ["ct/raw", "none", "ct", "ct/raw", "/ct//deep"]),
+        (root["ct"], ["raw", "x/y", "", "raw", "deep"]),
+    ):
+        raw, none, ct, again, deep = group.nodes(paths).result()
+        assert none is None
+        assert (raw.shape, again.path, ct.path, deep.path) == ((4, 6), "ct/raw", "ct", "ct/deep")
+        assert np.array_equal(group.open(raw).result(), np.full((4, 6), 7))
+        assert group.open(ct).result() == root["ct"]
+        with pytest.raises(gpustore.InvalidKeyError):
+            group.nodes([".."])
+    assert root.nodes([]).result() == []
+
+
+def test_a_node_that_cannot_be_read_is_described_with_its_error(root, zarr_format):
+    fill(root)
+    name = {2: ".zarray", 3: "zarr.json"}[zarr_format]
+    root.kvstore[f"ct/raw/{name}"] = b"{"
+    raw, mask = root.nodes(["ct/raw", "ct/mask"]).result()
+    assert (raw.error.kind, mask.error) == ("metadata", None)
+    with pytest.raises(gpustore.MetadataError, match=name):
+        root.open(raw).result()
+
+
 def test_zarr_python_reads_our_groups(root, place):
     fill(root)
     theirs = zarr.open_group(place, mode="r")

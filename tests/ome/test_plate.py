@@ -5,6 +5,7 @@ import pytest
 
 import gpustore
 from gpustore import ome
+from tests.kvstores.http.http_server import HttpServer
 from tests.ome.files import VALUES, stated, write_group, write_image
 
 PLATE = {
@@ -49,6 +50,58 @@ def test_plates(version, context):
     assert ome.open("memory://p/B/03/1/", context=context).name == "cells"
     assert "2 rows, 2 columns, 2 wells" in repr(plate)
     assert "2 fields" in repr(well)
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.6"])
+def test_fields_of_all_wells(version, context):
+    write_group("memory://p/", version, stated(version, plate=PLATE), context)
+    for well in "A/01", "B/03":
+        write_group(f"memory://p/{well}/", version, stated(version, well=WELL), context)
+        for field in "01":
+            write_image(f"memory://p/{well}/{field}/", version, context, name=well + field)
+    plate = ome.open("memory://p/", context=context)
+    assert list(plate.fields) == ["A/01/0", "A/01/1", "B/03/0", "B/03/1"]
+    single = plate.fields["B/03/1"]
+    found = dict(plate.fields.items())
+    assert [one.name for one in found.values()] == ["A/010", "A/011", "B/030", "B/031"]
+    assert found["B/03/1"] is single
+    assert [one.shape[-1] for one in found["A/01/0"].levels] == [32, 16, 8]
+    assert [one.level(1).shape for one in plate.fields.values()] == [(2, 8, 16, 16)] * 4
+    assert np.array_equal(found["B/03/0"].level(0).read().result(), VALUES)
+    assert repr(plate.fields) == f"<4 fields of {plate.url}>"
+    assert [one.name for one in plate.wells["B/03"].fields] == ["B/030", "B/031"]
+    with pytest.raises(gpustore.NotFoundError, match="no field 'B/03/2'; fields: A/01/0, A/01/1"):
+        plate.fields["B/03/2"]
+
+
+def test_documents_of_all_fields_are_read_once(tmp_path):
+    plate = ome.create_plate(tmp_path / "p", rows="AB", columns="12")
+    for well in "A/1", "B/2":
+        for field in "012":
+            plate.create_image(f"{well}/{field}", shape=(8, 8), dtype="uint8", axes="yx", levels=2)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    with HttpServer({str(one.relative_to(tmp_path)): one.read_bytes() for one in files}) as server:
+        fields = ome.open(f"{server.url}/p/|zarr3:").fields
+        server.requests.clear()
+        assert [one.level(1).shape for one in fields.values()] == [(4, 4)] * 6
+        # Those of two wells, of six fields, of their twelve levels.
+        assert len(server.requests) == 2 + 6 + 12
+
+
+def test_a_field_that_is_damaged_is_an_error_where_it_stands(context):
+    write_group("memory://p/", "0.5", stated("0.5", plate=PLATE), context)
+    for well in "A/01", "B/03":
+        write_group(f"memory://p/{well}/", "0.5", stated("0.5", well=WELL), context)
+    write_image("memory://p/A/01/0/", "0.5", context)
+    group = write_image("memory://p/A/01/1/", "0.5", context)
+    group["1"].kvstore["zarr.json"] = b"{"
+    fields = iter(ome.open("memory://p/", context=context).fields.values())
+    assert next(fields).level(1).shape == (2, 8, 16, 16)
+    second = next(fields)
+    with pytest.raises(gpustore.MetadataError, match=r"A/01/1/1/zarr\.json"):
+        _ = second.level(1).shape
+    with pytest.raises(gpustore.NotFoundError, match="B/03/0"):
+        next(fields)
 
 
 @pytest.mark.parametrize(
