@@ -59,6 +59,17 @@ if TYPE_CHECKING:
     from gpustore.front.spec import Spec
     from gpustore.front.stack import concat, overlay, stack
     from gpustore.front.store import TensorStore
+    from gpustore.front.type_aliases import (
+        DimSelectionLike,
+        DownsampleMethod,
+        DTypeLike,
+        FutureLike,
+        Indexable,
+        NumpyIndexingSpec,
+        NumpyIndexTerm,
+        RecheckCacheOption,
+        T,
+    )
     from gpustore.hierarchy.attributes import Attributes
     from gpustore.index_space import (
         Dim,
@@ -76,6 +87,13 @@ if TYPE_CHECKING:
     from gpustore.runtime.batch import Batch
     from gpustore.runtime.context import Context
     from gpustore.runtime.future import Future
+    from gpustore.runtime.metrics import (
+        experimental_collect_matching_metrics,
+        experimental_collect_prometheus_format_metrics,
+        experimental_push_metrics_to_prometheus,
+        experimental_update_verbose_logging,
+        parse_tensorstore_flags,
+    )
     from gpustore.runtime.promise import Promise
     from gpustore.runtime.statistics import STATISTICS as statistics
     from gpustore.runtime.write_futures import WriteFutures
@@ -117,6 +135,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "T",
     "AlreadyExistsError",
     "Attributes",
     "Batch",
@@ -127,18 +146,23 @@ __all__ = [
     "CopyError",
     "CopyWarning",
     "CorruptChunkError",
+    "DTypeLike",
     "DeviceError",
     "DeviceWarning",
     "Dim",
     "DimExpression",
     "DimSelection",
+    "DimSelectionLike",
+    "DownsampleMethod",
     "Explanation",
     "ForkError",
     "Future",
+    "FutureLike",
     "GpustoreError",
     "Group",
     "IndexDomain",
     "IndexTransform",
+    "Indexable",
     "InvalidKeyError",
     "KvStore",
     "LimitError",
@@ -148,6 +172,8 @@ __all__ = [
     "NetworkWarning",
     "Node",
     "NotFoundError",
+    "NumpyIndexTerm",
+    "NumpyIndexingSpec",
     "OpenMode",
     "OutOfBoundsError",
     "OutputIndexMap",
@@ -155,6 +181,7 @@ __all__ = [
     "OutputIndexMethod",
     "PathNotFoundError",
     "Promise",
+    "RecheckCacheOption",
     "Schema",
     "Spec",
     "StoreIOError",
@@ -177,6 +204,10 @@ __all__ = [
     "d",
     "downsample",
     "dtype",
+    "experimental_collect_matching_metrics",
+    "experimental_collect_prometheus_format_metrics",
+    "experimental_push_metrics_to_prometheus",
+    "experimental_update_verbose_logging",
     "float16",
     "float32",
     "float4_e2m1fn",
@@ -202,6 +233,7 @@ __all__ = [
     "open",
     "open_group",
     "overlay",
+    "parse_tensorstore_flags",
     "save",
     "stack",
     "statistics",
@@ -255,6 +287,17 @@ _NAMES: Final = {
     "front.spec": ("Spec",),
     "front.stack": ("concat", "overlay", "stack"),
     "front.store": ("TensorStore",),
+    "front.type_aliases": (
+        "DimSelectionLike",
+        "DTypeLike",
+        "DownsampleMethod",
+        "FutureLike",
+        "Indexable",
+        "NumpyIndexTerm",
+        "NumpyIndexingSpec",
+        "RecheckCacheOption",
+        "T",
+    ),
     "hierarchy.attributes": ("Attributes",),
     "index_space": (
         "Dim",
@@ -272,6 +315,13 @@ _NAMES: Final = {
     "runtime.batch": ("Batch",),
     "runtime.context": ("Context",),
     "runtime.future": ("Future",),
+    "runtime.metrics": (
+        "experimental_collect_matching_metrics",
+        "experimental_collect_prometheus_format_metrics",
+        "experimental_push_metrics_to_prometheus",
+        "experimental_update_verbose_logging",
+        "parse_tensorstore_flags",
+    ),
     "runtime.promise": ("Promise",),
     "runtime.statistics": ("statistics",),
     "runtime.write_futures": ("WriteFutures",),

@@ -39,7 +39,7 @@ from gpustore.errors import (
     UnsupportedError,
     prefixing,
 )
-from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.crop_plan import check_starts
@@ -48,6 +48,7 @@ from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
+from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -95,6 +96,31 @@ class ArrayDriver(Unexplained, Unresizable):
             schema.update(dimension_units=self.dimension_units)
         return ArraySpec(self.array.copy(), schema)
 
+    def narrowed(self, transform: IndexTransform) -> tuple[ArrayDriver, IndexTransform]:
+        """Return a driver over the elements of `transform` alone, each stored once.
+
+        Dimensions along which elements repeat, or that have one element, are left out of the
+        array. An array with units keeps its dimensions, which have them.
+
+        Returns
+        -------
+        ArrayDriver
+        IndexTransform
+            From the domain of `transform` to the new driver's.
+        """
+        if any(self.dimension_units):
+            return self, transform
+        domain = transform.domain
+        array = selected(self.array, transform)
+        if array.size == 0:
+            one = replace(self, array=array.reshape(-1)[:0], dimension_units=(None,))
+            return one, IndexTransform(domain, [OutputIndexMap(0)])
+        kept = [d for d, n in enumerate(array.shape) if n > 1 and array.strides[d] != 0]
+        array = array[(*(slice(None) if d in kept else 0 for d in range(array.ndim)), ...)]
+        maps = [OutputIndexMap(d, offset=-domain.inclusive_min[d]) for d in kept]
+        one = replace(self, array=array, dimension_units=(None,) * array.ndim)
+        return one, IndexTransform(domain, maps)
+
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """All elements are stored."""
         return Future(StoredChunks(none=False, every=True))
@@ -104,6 +130,7 @@ class ArrayDriver(Unexplained, Unresizable):
     ) -> Future[Any]:
         """Copy the elements of the domain of `transform`."""
         del batch  # Reads of arrays in memory share no chunks.
+        STATISTICS.add(reads=1)
         view = _view(self.array, transform)
         memory = output.memory(self.backend, tuple(transform.domain.shape), self.array.dtype)
 
@@ -117,6 +144,7 @@ class ArrayDriver(Unexplained, Unresizable):
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Copy the crops one after the other."""
+        STATISTICS.add(reads=1)
         checked = check_starts(transform, starts, shape, self.array.shape)
         view = _view(self.array, transform)
         assert view is not None  # There are no index arrays.
@@ -133,6 +161,7 @@ class ArrayDriver(Unexplained, Unresizable):
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the elements of the domain of `transform`."""
+        STATISTICS.add(writes=1)
         domain = transform.domain
         if self.array.dtype == object:
             source = object_array(source, self.dtype, max_rank=domain.rank)

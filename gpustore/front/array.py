@@ -47,7 +47,7 @@ def array(
     copy : bool, optional
         True always copies, False never (ValueError if a copy is necessary).
     write : bool, optional
-        False makes the store read-only; True raises an error for a read-only array.
+        False makes the store read-only; True copies a read-only array.
     dims : sequence of str or None, optional
         Names of the dimensions.
     chunks, shards, codec, units, attributes
@@ -89,7 +89,12 @@ def array(
             return made
         return open_(made.spec(retain_context=True), read=True, write=False).result()
     if write and not converted.flags.writeable:
-        raise ValueError("the array is read-only, but write=True was given")
+        if copy is False:
+            raise ValueError(
+                "Unable to avoid copy while creating an array: it is read-only, but write=True and "
+                "copy=False were given"
+            )
+        converted = converted.copy()
     driver = wrap(converted, context or Context(), dtype=data_type, writable=write is not False)
     store = TensorStore._of(driver, IndexTransform(driver.domain))
     return store if dims is None else store.label[tuple(name or "" for name in dims)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
 from gpustore.front.spec import Spec
@@ -11,6 +11,9 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.strict_json.parsing import JsonValue
+
+if TYPE_CHECKING:
+    from gpustore.drivers.array import ArrayDriver
 
 
 def opened_spec(
@@ -35,6 +38,8 @@ def opened_spec(
     unbind_context : bool
         Include the definitions of the driver's context resources.
     """
+    if driver.id == "array":
+        driver, transform = cast("ArrayDriver", driver).narrowed(transform)
     spec = driver.spec(minimal=minimal)
     kvstore = driver.kvstore
     if not (retain_context or unbind_context):

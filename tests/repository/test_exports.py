@@ -116,7 +116,8 @@ def test_public_names_are_those_that_type_checkers_see():
 
 
 def test_completion_shows_what_is_public():
-    assert [name for name in dir(gpustore) if not name.startswith("_")] == gpustore.__all__
+    names = [name for name in dir(gpustore) if not name.startswith("_")]
+    assert names == sorted(gpustore.__all__)
     assert not hasattr(gpustore, "no_such_name")
     assert not hasattr(gpustore, "_no_such_name")
 
