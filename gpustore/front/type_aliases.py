@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar, Union
 from gpustore.data_types.dtype import dtype
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
-from gpustore.index_space import DimSelection, IndexTransform
+from gpustore.index_space import IndexTransform
+from gpustore.index_space.dimension_expression import DimSelection
 from gpustore.runtime.future import Future
 
 if TYPE_CHECKING:
