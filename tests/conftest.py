@@ -56,6 +56,8 @@ def pytest_cmdline_main(config):
     if plugins.hasplugin("xdist") and option.numprocesses is None and whole and not is_worker:
         # Tests that wait for processes or servers leave a core idle.
         option.numprocesses = (os.cpu_count() or 1) + 1
+    if plugins.hasplugin("xdist") and option.numprocesses and option.dist == "no":
+        option.dist = "worksteal"  # No process ends long after the others have nothing to do.
     if plugins.hasplugin("timeout") and option.timeout is None:
         option.timeout = 300  # Of a busy machine; a test that hangs is the only one that takes it.
 
