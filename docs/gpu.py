@@ -69,6 +69,10 @@ decodes whole reads of few and long streams, by the rule of `gpu_decode_choice` 
 
 The host decodes `zfp`, `zfpy`, `pcodec` and `n5_default`.
 
+Blocks of the driver `n5` are decoded as their compression is in the table, without any as raw
+bytes; `gzip` with `useZlib` is `zlib`, and `xz` the host's. The host reads their headers, and
+decodes blocks that a writer has cut off at the edge of the array.
+
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.
 """

@@ -151,10 +151,10 @@ class BytesCodec(abc.ABC):
     is_view: ClassVar[bool] = False
     """Whether :meth:`decode` without `out` copies nothing."""
 
-    decode_ns: ClassVar[float] = 1.0
+    decode_ns: float = 1.0
     """Estimate of the nanoseconds one thread takes for a decoded byte, for the division of work."""
 
-    decodes_parts: ClassVar[bool] = False
+    decodes_parts: bool = False
     """Whether :meth:`decode_part` takes less time than :meth:`decode`."""
 
     verifies: ClassVar[bool] = False

@@ -219,8 +219,8 @@ class ValueStage(BytesCodec):
     """
 
     is_exact: ClassVar[bool] = True
-    decode_ns: ClassVar[float] = 0.5
-    decodes_parts: ClassVar[bool] = True
+    decode_ns = 0.5
+    decodes_parts = True
     needs_bytes: ClassVar[bool] = False
 
     decoded: np.dtype[Any]

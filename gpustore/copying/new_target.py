@@ -51,15 +51,16 @@ def make_new_target(
         )
     dtype = gpustore.dtype(source.dtype)
     target = Target(DRIVERS[after], kvstore, {}, context=context)
+    chunks = source.chunks if given.chunks is None and source.keeps_chunks else given.chunks
     target.schema = {
         "dtype": dtype,
         "shape": source.shape,
-        "chunks": given.chunks,
+        "chunks": chunks,
         "shards": given.shards,
         "codec": _codec(given, target.driver, dtype.itemsize),
         "fill_value": source.fill_value,
     }
-    if given.chunks is None and dtype.itemsize:
+    if chunks is None and dtype.itemsize:
         elements = max(1, _CHUNK_NBYTES // dtype.itemsize)
         layout = gpustore.ChunkLayout(chunk_elements_soft_constraint=elements)
         target.schema["chunk_layout"] = layout

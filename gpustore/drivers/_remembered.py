@@ -128,7 +128,7 @@ def decoded(kind: type[ArrayMetadata], data: bytes, limits: Limits) -> Any:
             return one.alike(values, limits)
     metadata = kind.decode(data, where="", limits=limits)
     document = parse(data, where="", max_depth=limits.metadata_depth, non_finite=True)
-    if _is_plain(document.pop("shape")) and "fill_value" in document:
+    if _is_plain(document.pop("shape", None)) and "fill_value" in document:
         free = kind.take_free(document)
         names = {"shape", "fill_value", *free}
         template = Template.of(data.decode(), names.__contains__)

@@ -330,7 +330,7 @@ class Steps:
             levels=description.levels,
             refiners=refiners_of(chain, description.levels, narrows=narrows),
             fill_missing=bool(options.get("fill_missing_data_reads", True)),
-            keep_fill=fill is None or keep_fill,
+            keep_fill=(fill is None and description.stores_zeros) or keep_fill,
             backend=backend if chain.objects is None else for_objects(backend),
             executor=self.executor,
             limits=setting.limits,

@@ -93,8 +93,8 @@ class Origin(Protocol):
 
 @dataclass(eq=False)
 class ChunkedDriver:
-    """An opened Zarr array. Not to be changed: a resized one is another object. (Attributes of a
-    frozen dataclass take three times as long to set.)
+    """An opened array of chunks. Not to be changed: a resized one is another object. (Attributes of
+    a frozen dataclass take three times as long to set.)
 
     Attributes
     ----------
@@ -186,14 +186,15 @@ class ChunkedDriver:
     def attributes(self) -> Attributes:
         """Attributes in the metadata, or for Zarr v2 in the document ``.zattrs`` beside them."""
         file = self.file
-        member = None if file.format.zarr_format == 2 else "attributes"
-        values = self.zattrs if member is None else self.metadata.attributes
-        key = file.key if member else self.kvstore.path + ".zattrs"
+        place = file.format.attributes_place
+        values = getattr(self.metadata, place.field) if place.field else self.zattrs
+        key = self.kvstore.path + place.key if place.key else file.key
         return Attributes(
             JsonFile(file.store, key, file.limits, file.cache),
-            member,
+            place.member,
             self.executor,
             values=values,
+            reserved=place.reserved,
             writable=self.writable and not self.assumed,
             before=self._invalidate,
         )
@@ -212,9 +213,10 @@ class ChunkedDriver:
         if minimal:
             return self.origin.respec(self, None)
         metadata = self.metadata
-        if self.file.format.zarr_format == 3 and "attributes" in vars(self):
+        field = self.file.format.attributes_place.field
+        if field and "attributes" in vars(self):
             # As changed through the array: a spec with the old attributes would not match.
-            metadata = replace(metadata, attributes=self.attributes.asdict())
+            metadata = replace(metadata, **{field: self.attributes.asdict()})
         return self.origin.respec(self, metadata)
 
     def read(
@@ -395,9 +397,9 @@ class ChunkedDriver:
             )
         if not self.metadata.same_array(metadata):
             raise MismatchError(
-                f"Updated zarr metadata {metadata.encode().decode()} is incompatible with existing "
-                f"metadata {self.metadata.encode().decode()} of the array opened from "
-                f"{self.file.name}; open it again",
+                f"Updated {self.file.format.words.name} metadata {metadata.encode().decode()} is "
+                f"incompatible with existing metadata {self.metadata.encode().decode()} of the "
+                f"array opened from {self.file.name}; open it again",
                 key=self.file.key,
             )
         return metadata, generation

@@ -93,9 +93,7 @@ class ChunkedSpec:
             members = {**DEFAULTS, **members}
         if self.kvstore is not None and self.kvstore.has_json:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
-        metadata = self.metadata.to_json()
-        if metadata:
-            members["metadata"] = metadata
+        members.update(self.format.members(self.metadata))
         schema = self.constrained()
         members.update(schema_members(self.constraints, rank_known=True))
         if schema.rank is not None and schema.domain is None:
@@ -166,7 +164,9 @@ class ChunkedKind:
             with in_member("kvstore"):
                 spec = KvStore.Spec.from_json(kvstore)
             spec = _directory(spec / path if path else spec)
-        format_ = self.format.selecting(Selection.from_members(members))
+        format_ = self.format
+        if format_.has_components:
+            format_ = format_.selecting(Selection.from_members(members))
         constraints = format_.take_constraints(members)
         options = take_options(members)
         options.update(format_.take_options(members))
@@ -176,10 +176,15 @@ class ChunkedKind:
         return parsed
 
     def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
-        """Return the spec of ``<base>|<id>:path``; the path is logical, below the root `base`."""
+        """Return the spec of ``<base>|<id>:path``; of Zarr the path is logical, below the root
+        `base`.
+        """
+        format_ = self.format
+        if not format_.zarr_format:
+            spec = _directory(_directory(base) + path)
+            return ChunkedSpec(format_, spec, Schema(), format_.no_constraints)
         node_path = logical_path(path) if path else ""
         spec = _directory(_directory(base) + node_path)
-        format_ = self.format
         return ChunkedSpec(format_, spec, Schema(), format_.no_constraints, node_path=node_path)
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:

@@ -30,7 +30,7 @@ from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
-from gpustore.schema.domain_merge import merge_domains, merge_units
+from gpustore.schema.domain_merge import merge_domains, merge_units, units_text
 from gpustore.schema.fill_value import check_broadcast, refuse_text
 from gpustore.sharding.shard import ShardLevel
 from gpustore.strict_json.parsing import JsonValue, Members, text
@@ -54,6 +54,12 @@ class SchemaWords:
         Whether messages name the stored domain before that of the schema.
     has_units : bool
         Whether the format stores dimension units.
+    name : str
+        Name of the format.
+    has_fill_value : bool
+        Whether the format stores a fill value.
+    units_are_complete : bool
+        Whether a dimension without a stored unit contradicts a schema that has one.
     """
 
     dtype: str
@@ -62,6 +68,14 @@ class SchemaWords:
     status: str
     stored_first: bool
     has_units: bool
+    name: str = "zarr"
+    has_fill_value: bool = True
+    units_are_complete: bool = False
+
+    @property
+    def fill_value_refused(self) -> str:
+        """Message for a fill value of the schema where the format has none."""
+        return f"fill_value not supported by {self.name} format"
 
     def merge_domains(self, schema: IndexDomain, stored: IndexDomain) -> IndexDomain:
         """Merge two domains; raises a MetadataError without the beginning :attr:`domain`."""
@@ -82,7 +96,8 @@ class ArrayDescription:
     dtype : dtype
     fill_value : ndarray, or None
         Fill value of shape (), or of the shape of the inner dimensions. None if the format leaves
-        it undefined; missing chunks then read as zero, and chunks of zeros are stored.
+        it undefined; missing chunks then read as zero, and chunks of zeros are stored if
+        `stores_zeros`.
     read_shape : tuple of int
         Shape of the innermost chunks: `chunk_shape`, unless these are shards.
     levels : tuple of ShardLevel
@@ -106,6 +121,8 @@ class ArrayDescription:
         dimension.
     passed_over : tuple of str
         Names of unknown extensions that reads may ignore.
+    stores_zeros : bool
+        Whether chunks of zeros are stored where the fill value is undefined.
     domain : IndexDomain
         Domain with origin zero, and implicit (resizable) upper bounds except for inner dimensions.
     """
@@ -127,6 +144,7 @@ class ArrayDescription:
     blank: Any = None
     grid: RectilinearGrid | None = None
     passed_over: tuple[str, ...] = ()
+    stores_zeros: bool = True
     domain: IndexDomain = field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,7 +232,10 @@ class ArrayDescription:
             if self.grid is not None:
                 _check_uniform("read_chunk", layout.read_chunk.shape, own.read_chunk.shape)
                 _check_uniform("write_chunk", layout.write_chunk.shape, own.write_chunk.shape)
-        self._check_fill_value(schema, words)
+        if words.has_fill_value:
+            self._check_fill_value(schema, words)
+        elif schema.fill_value is not None:
+            raise MetadataError(words.fill_value_refused)
         if schema.codec is not None:
             with prefixing("codec from metadata does not match codec in schema"):
                 merged = self.codec.merged(schema.codec)
@@ -228,7 +249,12 @@ class ArrayDescription:
                 "dimension_units from metadata does not match dimension_units in schema",
                 status="FAILED_PRECONDITION",
             ):
-                merge_units(self.units, schema.dimension_units)
+                units = merge_units(self.units, schema.dimension_units)
+            if words.units_are_complete and units != self.units:
+                raise MismatchError(
+                    f"Dimension units in metadata {units_text(self.units)} do not match dimension "
+                    f"units in schema {units_text(schema.dimension_units)}"
+                )
 
     def _check_fill_value(self, schema: Schema, words: SchemaWords) -> None:
         wanted = schema.fill_value
@@ -478,6 +504,34 @@ def fill_to_element(fill: Any, stored: np.dtype[Any], component: Component, json
     return np.frombuffer(elements.tobytes(), f"V{component.nbytes}").reshape(())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributesPlace:
+    """Place where a format keeps the attributes of an array.
+
+    Attributes
+    ----------
+    key : str
+        Document beside that of the metadata; empty if they are in that one.
+    member : str or None
+        Member of the document with the attributes; None if they are members themselves.
+    reserved : frozenset of str
+        Members of the document that are no attributes.
+    field : str
+        Field of the metadata with the attributes; empty if they are in another document.
+    """
+
+    key: str = ""
+    member: str | None = None
+    reserved: frozenset[str] = frozenset()
+    field: str = ""
+
+
+def members_with_metadata(constraints: Any) -> dict[str, JsonValue]:
+    """Return constraints on metadata as the member ``metadata`` of a spec, if there are any."""
+    metadata = constraints.to_json()
+    return {"metadata": metadata} if metadata else {}
+
+
 class Format(Protocol):
     """A metadata format; `M` is the class of its metadata, `C` that of its constraints."""
 
@@ -488,10 +542,16 @@ class Format(Protocol):
     """Name in specs and messages."""
 
     zarr_format: int
-    """Version of Zarr that its hierarchies have."""
+    """Version of Zarr that its hierarchies have; 0 for other formats, whose paths are keys."""
 
     words: SchemaWords
     """Wording of mismatches with a schema."""
+
+    attributes_place: AttributesPlace
+    """Place of the attributes of the user."""
+
+    has_components: bool
+    """Whether a spec may name a part of each stored element."""
 
     metadata_key: str
     """Key of the metadata, relative to the array, unless the spec says otherwise."""
@@ -569,6 +629,9 @@ class Format(Protocol):
 
     def take_constraints(self, members: Members) -> Any:
         """Take the members of a spec that constrain the metadata."""
+
+    def members(self, constraints: Any) -> dict[str, JsonValue]:
+        """Return the members of a spec that :meth:`take_constraints` takes."""
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Take the members of a spec that only this format has; those equal to their default are

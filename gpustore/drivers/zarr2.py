@@ -25,6 +25,7 @@ from gpustore.drivers.format import (
     NO_SELECTION,
     OPAQUE,
     ArrayDescription,
+    AttributesPlace,
     SchemaWords,
     Selection,
     check_codec_chunk,
@@ -35,6 +36,7 @@ from gpustore.drivers.format import (
     fill_of_component,
     fill_to_element,
     is_shown,
+    members_with_metadata,
     merge_codec,
     stored_element,
     with_zarr_domain,
@@ -79,6 +81,8 @@ class Zarr2Format:
     )
     metadata_class = Zarr2Metadata
     metadata_key = ".zarray"
+    attributes_place = AttributesPlace(key=".zattrs")
+    has_components = True
     no_constraints = Zarr2Constraints()
 
     def selecting(self, selection: Selection) -> Zarr2Format:
@@ -117,6 +121,10 @@ class Zarr2Format:
         if separator is not None:
             constraints = constraints.merge(self.constraints({"dimension_separator": separator}))
         return constraints
+
+    def members(self, constraints: Zarr2Constraints) -> dict[str, JsonValue]:
+        """Return the members of a spec that constrain the metadata."""
+        return members_with_metadata(constraints)
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Take ``metadata_key``."""

@@ -33,6 +33,7 @@ from gpustore.drivers.format import (
     NO_SELECTION,
     OPAQUE,
     ArrayDescription,
+    AttributesPlace,
     SchemaWords,
     Selection,
     check_codec_chunk,
@@ -43,6 +44,7 @@ from gpustore.drivers.format import (
     fill_of_component,
     fill_to_element,
     is_shown,
+    members_with_metadata,
     merge_codec,
     stored_element,
     with_zarr_domain,
@@ -95,6 +97,8 @@ class Zarr3Format:
     )
     metadata_class = Zarr3Metadata
     metadata_key = "zarr.json"
+    attributes_place = AttributesPlace(member="attributes", field="attributes")
+    has_components = True
     no_constraints = Zarr3Constraints()
 
     def selecting(self, selection: Selection) -> Zarr3Format:
@@ -138,6 +142,10 @@ class Zarr3Format:
         return members.take_with(
             "metadata", partial(_remembered.constraints, self), self.no_constraints
         )
+
+    def members(self, constraints: Zarr3Constraints) -> dict[str, JsonValue]:
+        """Return the members of a spec that constrain the metadata."""
+        return members_with_metadata(constraints)
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Return no options: the format has none."""

@@ -58,8 +58,9 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
         If a value has the wrong type.
     """
     given = dict(keywords)
-    if driver in ("zarr", "zarr2") and given.get("shards") is not None:
-        raise MetadataError('Zarr v2 has no shards: choose Zarr v3, as in "x.zarr|zarr3:"')
+    if driver in ("zarr", "zarr2", "n5") and given.get("shards") is not None:
+        name = "N5" if driver == "n5" else "Zarr v2"
+        raise MetadataError(f'{name} has no shards: choose Zarr v3, as in "x.zarr|zarr3:"')
     words: dict[str, Any] = {name: given.pop(name) for name in ARRAY_WORDS if name in given}
     codec = given.pop("codec", None)
     if isinstance(given.get("shape"), int | np.integer):

@@ -42,6 +42,8 @@ class Attributes(Mapping[str, JsonValue]):
         Threads for reading and writing.
     values : mapping, optional
         Attributes read before; read on the first lookup by default.
+    reserved : frozenset of str
+        Members of the document that are no attributes and stay as they are.
     writable : bool
     before : callable, optional
         Called before each change is stored.
@@ -56,7 +58,7 @@ class Attributes(Mapping[str, JsonValue]):
     Attributes({'author': 'me', 'n': 3, 'unit': 'm'})
     """
 
-    __slots__ = ("_before", "_executor", "_file", "_member", "_values", "_writable")
+    __slots__ = ("_before", "_executor", "_file", "_member", "_reserved", "_values", "_writable")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Attributes(Mapping[str, JsonValue]):
         executor: Executor,
         *,
         values: Mapping[str, JsonValue] | None = None,
+        reserved: frozenset[str] = frozenset(),
         writable: bool = True,
         before: Callable[[], None] | None = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Attributes(Mapping[str, JsonValue]):
         self._member = member
         self._executor = executor
         self._values = values
+        self._reserved = reserved
         self._writable = writable
         self._before = before
 
@@ -164,6 +168,9 @@ class Attributes(Mapping[str, JsonValue]):
             given = json_attributes(values)
         except MetadataError as error:
             return failed(error)
+        wrong = ", ".join(map(quote, sorted(self._reserved.intersection(given))))
+        if wrong:
+            return failed(MetadataError(f"{wrong} of the metadata of the array is no attribute"))
         return self._change(lambda stored: {**stored, **given} if keep else given)
 
     def _change(
@@ -174,7 +181,10 @@ class Attributes(Mapping[str, JsonValue]):
 
         def document(stored: dict[str, JsonValue] | None) -> dict[str, JsonValue]:
             part = changed(dict(self._part(stored)))
-            return part if self._member is None else {**(stored or {}), self._member: part}
+            if self._member is not None:
+                return {**(stored or {}), self._member: part}
+            kept = {n: one for n, one in (stored or {}).items() if n in self._reserved}
+            return {**kept, **part}
 
         def run() -> None:
             if self._before is not None:
@@ -185,11 +195,13 @@ class Attributes(Mapping[str, JsonValue]):
 
     def _part(self, document: dict[str, JsonValue] | None) -> Mapping[str, JsonValue]:
         """Return the attributes in a document."""
-        if self._member is None:
-            return document or {}
         where = self._file.where
+        if self._member is None and not self._reserved:
+            return document or {}
         if document is None:
             raise NotFoundError(f"Metadata at {where} does not exist", key=self._file.key)
+        if self._member is None:
+            return {name: one for name, one in document.items() if name not in self._reserved}
         with prefixing(f"Error reading {where}"), in_member(self._member):
             return expect_object(document.get(self._member, {}))
 

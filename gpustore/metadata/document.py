@@ -162,7 +162,8 @@ class ArrayMetadata(abc.ABC):
             return False
         ours, theirs = vars(self), vars(original)
         name = self.free_member
-        return ours["fill_value"] is theirs["fill_value"] and ours[name] is theirs[name]
+        same_fill_value = ours.get("fill_value") is theirs.get("fill_value")
+        return same_fill_value and ours[name] is theirs[name]
 
     def same_array(self, other: Self) -> bool:
         """Whether `other` describes the same array, perhaps resized.

@@ -36,9 +36,9 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     ----------
     codec : CodecSpec, str, mapping or sequence
         A spec with or without its class; a word of :data:`CODEC_WORDS`; or the JSON of codecs in
-        the form of either format: ``{"name": "zstd"}``, a list of such objects or words, or a
-        compressor ``{"id": "zstd"}``.
-    driver : {"zarr", "zarr2", "zarr3"}
+        the form of any format: ``{"name": "zstd"}``, a list of such objects or words, a compressor
+        ``{"id": "zstd"}``, or a compression of N5 ``{"type": "zstd"}``.
+    driver : {"zarr", "zarr2", "zarr3", "n5"}
         Format of the array.
     itemsize : int
         Bytes of an element.
@@ -64,6 +64,8 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     if driver == "zarr3":
         codecs, notes = _codecs(codec, itemsize)
         spec: dict[str, Any] = {"driver": "zarr3", "codecs": codecs}
+    elif driver == "n5":
+        spec, notes = _of_n5(codec, itemsize), []
     elif driver not in ("zarr", "zarr2"):
         raise MetadataError(f'arrays of the driver "{driver}" have no codecs')
     elif isinstance(codec, Mapping) and "id" in codec:
@@ -74,6 +76,19 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     if notes:
         raise MetadataError(f"{notes[0].partition(':')[0]}; codec: {codec!r:.200}")
     return CodecSpec(spec)
+
+
+def _of_n5(codec: Any, itemsize: int) -> dict[str, Any]:
+    """Return the codec spec of N5 for the `codec` of :func:`codec_spec`."""
+    if isinstance(codec, Mapping) and "type" in codec:
+        return {"driver": "n5", "compression": dict(codec)}
+    compressor, notes = compressor_of(_codecs(codec, itemsize)[0])
+    if notes or (compressor is not None and compressor["id"] not in ("gzip", "zstd", "blosc")):
+        raise MetadataError(f"N5 has no such compression; codec: {codec!r:.200}")
+    compression = {"type": "raw"} if compressor is None else {**compressor}
+    if compressor is not None:
+        compression["type"] = compression.pop("id")
+    return {"driver": "n5", "compression": compression}
 
 
 def _codecs(codec: Any, itemsize: int) -> tuple[list[dict[str, Any]], list[str]]:

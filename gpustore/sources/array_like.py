@@ -74,22 +74,27 @@ def store_reader(store: TensorStore) -> Callable[[Region], Any]:
 def _of_store(store: TensorStore) -> Source:
     units = tuple(None if unit is None else str(unit) for unit in store.dimension_units)
     places = places_of(store.kvstore)
-    attributes = dict(store.attrs) if store.spec().to_json()["driver"] in _WITH_ATTRIBUTES else {}
+    json = store.spec().to_json()
+    attributes = dict(store.attrs) if json["driver"] in _WITH_ATTRIBUTES else {}
     return Source(
         tuple(int(n) for n in store.shape),
         store.dtype,
         store_reader(store),
         chunks=store.chunks,
+        keeps_chunks=json["driver"] in _OTHER_FORMATS,
         dims=distinct(store.domain.labels),
         units=units if any(units) else None,
         attributes={name: v for name, v in attributes.items() if name not in _OF_DIMENSIONS},
         fill_value=store.fill_value,
-        identity=[store.spec().to_json(), places] if places else None,
+        identity=[json, places] if places else None,
         places=places,
     )
 
 
-_WITH_ATTRIBUTES = ("zarr", "zarr2", "zarr3")
+_OTHER_FORMATS = ("n5",)
+"""Drivers of formats like Zarr, whose arrays are copied as Zarr's own are."""
+
+_WITH_ATTRIBUTES = ("zarr", "zarr2", "zarr3", *_OTHER_FORMATS)
 _OF_DIMENSIONS = ("_ARRAY_DIMENSIONS", "dimension_units")
 """Attributes that describe the dimensions of the whole array."""
 

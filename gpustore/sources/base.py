@@ -35,6 +35,8 @@ class Source:
         memory or in that of a GPU.
     chunks : tuple of int, optional
         Shape of the parts that are read whole; None if any region is read as fast.
+    keeps_chunks : bool
+        Whether a copy has the same chunks unless it is given others.
     is_slow : bool
         Whether `read` decodes in its own thread: large regions are read in parts then, between
         which a copy shows progress and can be stopped.
@@ -60,6 +62,7 @@ class Source:
     dtype: Any
     read: Callable[[Region], Any]
     chunks: tuple[int, ...] | None = None
+    keeps_chunks: bool = False
     is_slow: bool = False
     dims: tuple[str, ...] | None = None
     units: tuple[str | None, ...] | None = None

@@ -136,13 +136,17 @@ ELEMENTS = np.arange(6, dtype=np.int16).reshape(2, 3)
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (block((2, 3), ELEMENTS)[:3], "Not enough data"),
-        (block((2, 3), ELEMENTS, mode=1), "Expected mode 0, but received: 1"),
-        (block((6,), ELEMENTS.reshape(6)) + bytes(4), "Expected rank 2, but received: 1"),
+        (block((2, 3), ELEMENTS)[:3], "Expected header of length 12"),
+        (block((2, 3), ELEMENTS, mode=1), "varlength chunks not supported"),
+        (block((2, 3), ELEMENTS, mode=2), "Unexpected N5 chunk mode: 2"),
+        (
+            block((6,), ELEMENTS.reshape(6)) + bytes(4),
+            "Received chunk with 1 dimensions but expected 2",
+        ),
         (block((2, 3), ELEMENTS)[:-1], "Not enough data"),
         (block((2, 3), ELEMENTS) + b"\0", "End of data expected"),
-        (block((2**16, 2**16), ELEMENTS), "A block of shape"),
-        (block((2**32 - 1, 2**32 - 1), ELEMENTS), "A block of shape"),
+        (block((2**16, 2**16), ELEMENTS), "exceeds blockSize of"),
+        (block((2**32 - 1, 2**32 - 1), ELEMENTS), "exceeds blockSize of"),
     ],
 )
 def test_damaged_blocks(value, message):

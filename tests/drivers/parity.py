@@ -128,7 +128,7 @@ def without_context(json):
 RAW = {"zarr2": {"compressor": None}, "zarr3": {"codecs": ["bytes"]}}
 """Metadata of uncompressed chunks."""
 
-_COMPRESSED = ("blosc", "bz2", "gzip", "zlib", "zstd")
+_COMPRESSED = ("blosc", "bz2", "bzip2", "gzip", "xz", "zlib", "zstd")
 """Codecs whose bytes depend on the library's version."""
 
 

@@ -212,9 +212,8 @@ def test_images_are_named_in_the_error(tmp_path, name, what):
 
 @pytest.mark.parametrize(
     ("name", "what", "driver"),
-    [("attributes.json", "an N5 array", "n5"),
-     ("info", "a Neuroglancer precomputed volume", "neuroglancer-precomputed")],
-)  # fmt: skip
+    [("info", "a Neuroglancer precomputed volume", "neuroglancer-precomputed")],
+)
 def test_other_arrays_are_named_in_the_error(tmp_path, name, what, driver):
     (tmp_path / name).write_text("{}")
     with pytest.raises(

@@ -173,7 +173,8 @@ def test_arrays_in_memory_take_the_words():
         ("memory://x/", {"units": {"z": "1m"}, "dims": ("y", "x")}, "units name the dimension 'z'"),
         ("memory://x/", {"codec": [{"id": "bz2"}]}, "Zarr v3 has no codec bz2"),
         ("memory://x|zarr2:", {"codec": ["gzip", "zstd"]}, "Zarr v2 cannot encode as gzip, zstd"),
-        ("memory://x|n5:", {}, "n5"),
+        ("memory://x|n5:", {"shards": 4}, "N5 has no shards"),
+        ("memory://x|n5:", {"codec": ["zstd", "gzip"]}, "N5 has no such compression"),
     ],
 )
 def test_wrong_words_are_named(spec, keywords, text):
