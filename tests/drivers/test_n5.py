@@ -436,10 +436,10 @@ def test_devices_decode_whole_blocks(name, tmp_path):
     short[...] = data[32:, 16:]
     (tmp_path / "b/0/0").rename(tmp_path / "4/1")
     with emulated() as device:
-        found = gpustore.open(store.spec(), device=device.name).result()
-        read = found.read()
+        read = gpustore.open(store.spec(), device=device.name).result().read()
         assert np.array_equal(on_host(device, read.result()), data)
         assert read.statistics["host_fallbacks"] == (10 if name == "bzip2" else 1)
+        del read
 
 
 def test_explain_tells_who_decodes(tmp_path):
