@@ -97,7 +97,6 @@ DRIVERS = {
     "n5": "n5",
     "neuroglancer_precomputed": "neuroglancer_precomputed",
     "stack": "stack",
-    "virtual_chunked": "virtual_chunked",
     "zarr (Zarr v2)": "zarr2",
     "zarr3 (Zarr v3)": "zarr3",
 }

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from gpustore.data_types.dtype import dtype
     from gpustore.data_types.unit import Unit
     from gpustore.drivers.base import OpenMode
+    from gpustore.drivers.chunk_functions import (
+        VirtualChunkedReadParameters,
+        VirtualChunkedWriteParameters,
+    )
     from gpustore.errors import (
         AlreadyExistsError,
         ConflictError,
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
         RecheckCacheOption,
         T,
     )
+    from gpustore.front.virtual_chunked import virtual_chunked
     from gpustore.hierarchy.attributes import Attributes
     from gpustore.index_space import (
         Dim,
@@ -188,6 +193,8 @@ __all__ = [
     "TensorStore",
     "Unit",
     "UnsupportedError",
+    "VirtualChunkedReadParameters",
+    "VirtualChunkedWriteParameters",
     "WriteExplanation",
     "WriteFutures",
     "array",
@@ -245,6 +252,7 @@ __all__ = [
     "uint64",
     "uint8",
     "ustring",
+    "virtual_chunked",
 ]
 
 _NAMES: Final = {
@@ -252,6 +260,7 @@ _NAMES: Final = {
     "data_types.dtype": ("dtype",),
     "data_types.unit": ("Unit",),
     "drivers.base": ("OpenMode",),
+    "drivers.chunk_functions": ("VirtualChunkedReadParameters", "VirtualChunkedWriteParameters"),
     "errors": (
         "AlreadyExistsError",
         "ConflictError",
@@ -298,6 +307,7 @@ _NAMES: Final = {
         "RecheckCacheOption",
         "T",
     ),
+    "front.virtual_chunked": ("virtual_chunked",),
     "hierarchy.attributes": ("Attributes",),
     "index_space": (
         "Dim",

@@ -356,7 +356,7 @@ class StackSpec:
         if schema is not None:
             check_schema(schema)
             merged = self.constraints.copy()
-            merged.update(schema=_without_layout(schema))
+            merged.merge(_without_layout(schema))
             layers = self.layers
             if merged.dtype != self.constraints.dtype:
                 layers = tuple([_of_dtype(layer, merged.dtype) for layer in layers])

@@ -26,7 +26,7 @@ from gpustore.drivers.base import (
     OpenMode,
     OpenRequest,
 )
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
 from gpustore.front.spec_template import Parts, parse
 from gpustore.hierarchy.attributes import json_attributes
@@ -365,8 +365,11 @@ class Spec(IndexedView):
         return {name: from_python(json[name]) for name in sorted(json)}
 
     def __str__(self) -> str:
-        """Return the JSON, laid out as TensorStore does."""
-        return pretty("Spec", self.to_json())
+        """Return the JSON, laid out as TensorStore does; ``Spec(...)`` without JSON."""
+        try:
+            return pretty("Spec", self.to_json())
+        except UnsupportedError:
+            return "Spec(...)"
 
     def __repr__(self) -> str:
         domain = self.domain
@@ -384,7 +387,10 @@ class Spec(IndexedView):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
             return NotImplemented
-        return self.to_json() == other.to_json()
+        try:
+            return self.to_json() == other.to_json()
+        except UnsupportedError:
+            return (self._driver, self.transform) == (other._driver, other.transform)
 
     __hash__ = None  # type: ignore[assignment]
 
