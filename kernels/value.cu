@@ -269,35 +269,6 @@ __device__ __forceinline__ u64 decoded(u64 word, const ValueStep& step, const u6
   }
 }
 
-__device__ __forceinline__ u64 loaded(const u8* place, u32 nbytes, u32 is_swapped) {
-  u64 word = 0;
-  if ((u64)place % nbytes == 0) {
-    switch (nbytes) {
-      case 1: word = *place; break;
-      case 2: word = *(const u16*)place; break;
-      case 4: word = *(const u32*)place; break;
-      default: word = *(const u64*)place;
-    }
-  } else {
-    for (u32 i = 0; i < nbytes; i++) word |= (u64)place[i] << (8 * i);
-  }
-  return is_swapped ? swapped(word, 8) >> (64 - 8 * nbytes) : word;
-}
-
-__device__ __forceinline__ void store(u8* place, u64 word, u32 nbytes, u32 is_swapped) {
-  if (is_swapped) word = swapped(word, 8) >> (64 - 8 * nbytes);
-  if ((u64)place % nbytes == 0) {
-    switch (nbytes) {
-      case 1: *place = (u8)word; break;
-      case 2: *(u16*)place = (u16)word; break;
-      case 4: *(u32*)place = (u32)word; break;
-      default: *(u64*)place = word;
-    }
-  } else {
-    for (u32 i = 0; i < nbytes; i++) place[i] = (u8)(word >> (8 * i));
-  }
-}
-
 // Adds 1 to the result of a run unless a thread of the block has failed. All threads of the block.
 __device__ __forceinline__ void report(bool failed, u32* result) {
   GS_SHARED(u32, failures, 1);

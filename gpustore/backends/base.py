@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.data_types.conversion import Converter
@@ -467,6 +468,23 @@ class Backend(Protocol):
             Elements in an array of the shape of `out`.
         convert : Converter
             Conversion on the host; a device may compute the same by itself.
+        out : Memory
+        """
+
+    def downsample(self, elements: Any, job: Downsampling, cells: Cells, out: Any) -> bool:
+        """Reduce blocks of an array of this backend, and return whether it did.
+
+        That depends on data type, method and factors alone. The host does what is left:
+        :func:`gpustore.backends.host.downsample.downsample`.
+
+        Parameters
+        ----------
+        elements : array
+            Elements of all blocks.
+        job : Downsampling
+            Method and blocks.
+        cells : Cells
+            The blocks, and where in `out` their elements go.
         out : Memory
         """
 

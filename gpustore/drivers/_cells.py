@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from gpustore.backends.downsampling import METHODS
+from gpustore.backends.downsampling import GAUSSIAN, METHODS, Cells
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.array import selected
@@ -17,7 +17,7 @@ from gpustore.errors import MetadataError
 from gpustore.index_space import IndexTransform, OutputIndexMap
 from gpustore.index_space.interval import fits_int64
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.strict_json.parsing import expect_str
+from gpustore.strict_json.parsing import JsonValue, expect_str
 
 Box = tuple[tuple[int, int], ...]
 """First index, and the one behind the last, along each dimension."""
@@ -40,9 +40,16 @@ def check_factors(factors: Sequence[int], rank: int | None, of: str) -> tuple[in
     return found
 
 
-def check_method(method: str, dtype: dtype_ | None) -> None:
-    """Raise MetadataError if there is no such method, or not for the data type."""
-    expect_str(method, choices=METHODS)
+def method_of(value: JsonValue) -> str:
+    """Return the name of a method; MetadataError names those of TensorStore."""
+    return GAUSSIAN if value == GAUSSIAN else expect_str(value, choices=METHODS)
+
+
+def check_method(method: str, dtype: dtype_ | None, factors: Sequence[int]) -> None:
+    """Raise MetadataError if there is no such method, or not for data type and factors."""
+    if method_of(method) == GAUSSIAN and max(factors, default=1) > 2:
+        shown = ", ".join(map(str, factors))
+        raise MetadataError(f'"gaussian" halves dimensions: expected 1 or 2, got {{{shown}}}')
     if dtype is None:
         return
     kind = dtype.array_dtype
@@ -50,6 +57,10 @@ def check_method(method: str, dtype: dtype_ | None) -> None:
         (kind.hasobject and method not in ("stride", "mode"))
         or (kind.kind == "c" and method in _ONLY_REAL)
         or (kind.kind in "SU" and method != "stride")
+        or (
+            method == GAUSSIAN
+            and not (kind.kind == "f" or (kind.kind in "iu" and kind.itemsize < 8))
+        )
     ):
         raise MetadataError(
             f'Downsample method "{method}" does not support data type "{dtype.name}"'
@@ -105,3 +116,51 @@ def selected_cells(cells: NDArray[Any], box: Box, transform: IndexTransform) -> 
     ):
         return cells
     return selected(cells, shifted(transform, [low for low, _ in box]))
+
+
+def cells_in_memory(part: Box, transform: IndexTransform, strides: Sequence[int]) -> Cells | None:
+    """Return the cells of a part that a transform selects, and where they go.
+
+    Parameters
+    ----------
+    part : Box
+        The part.
+    transform : IndexTransform
+        Selects cells; each once, unless the result is None.
+    strides : sequence of int
+        Bytes between neighbours in the array of the selected cells.
+
+    Returns
+    -------
+    Cells or None
+        None if index arrays select them, or a cell goes to more than one place.
+    """
+    domain = transform.domain
+    offset = 0
+    found: list[tuple[int, int, int, int]] = []
+    used = set()
+    for (low, high), map_ in zip(part, transform.output, strict=True):
+        d, stride = map_.input_dimension, map_.stride or 0
+        if d is None:
+            if map_.index_array is not None:
+                return None
+            found.append((map_.offset - low, 1, int(low <= map_.offset < high), 0))
+            continue
+        if stride == 0 or d in used:
+            return None
+        used.add(d)
+        # Indices of the selection whose cells lie in the part.
+        step, start = abs(stride), domain[d].inclusive_min
+        if stride > 0:
+            begin, end = (-((map_.offset - at) // step) for at in (low, high))
+        else:
+            begin, end = ((map_.offset - at) // step + 1 for at in (high, low))
+        begin, end = max(begin, start), min(end, domain[d].exclusive_max)
+        at = begin if stride > 0 else end - 1
+        offset += (at - start) * strides[d]
+        along = strides[d] if stride > 0 else -strides[d]
+        found.append((map_.offset + stride * at - low, step, max(0, end - begin), along))
+    if any(size > 1 and d not in used for d, size in enumerate(domain.shape)):
+        return None
+    first, steps, counts, along_all = zip(*found, strict=True) if found else ((),) * 4
+    return Cells(first, steps, counts, offset, along_all)

@@ -8,7 +8,9 @@ JSON example::
 Nothing is stored: reads read the blocks of the base, in parts of bounded size, and reduce them
 (:mod:`gpustore.backends.host.downsample`). Chunks and units are those of the base, smaller and
 larger by the factors. Elements that index arrays choose are taken from the box around
-them. Elements on a device are reduced by the host.
+them. On a device kernels do it; but the host reduces what index arrays and crops (``read_many``)
+choose, floats of one byte, modes of complex numbers, medians and modes of more than 512 elements,
+and ``gaussian`` along more than three dimensions.
 
 Source: TensorStore's ``driver/downsample``.
 """
@@ -25,15 +27,17 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore.backends.base import NEW, Backend, Output
-from gpustore.backends.downsampling import METHODS, Downsampling
+from gpustore.backends.downsampling import GAUSSIAN, Downsampling
 from gpustore.backends.host.downsample import downsample
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.drivers._cells import (
     Box,
+    cells_in_memory,
     check_factors,
     check_method,
     layout_of_cells,
+    method_of,
     selected_cells,
     shifted,
     units_of_cells,
@@ -85,7 +89,7 @@ class DownsampleDriver(OverBase, Unexplained):
     factors : tuple of int
         Elements of a block along each dimension.
     method : str
-        One of :data:`~gpustore.backends.downsampling.METHODS`.
+        One of :data:`~gpustore.backends.downsampling.METHODS`, or ``"gaussian"``.
     """
 
     base: Driver
@@ -177,14 +181,20 @@ class DownsampleDriver(OverBase, Unexplained):
         begin = partial(self._read_blocks, batch=batch if len(parts) == 1 else None)
 
         def finish(elements: Iterator[Any]) -> Any:
-            cells = np.empty([high - low for low, high in box], dtype)
+            cells: Any = None
             for part, of_base in zip(parts, elements, strict=True):
+                job, there = self._job(part), cells_in_memory(part, transform, memory.strides)
+                if there and self.backend.downsample(of_base, job, there, memory):
+                    continue
+                if cells is None:
+                    cells = np.empty([high - low for low, high in box], dtype)
                 place: tuple[Any, ...] = tuple(
                     slice(low - first, high - first)
                     for (low, high), (first, _) in zip(part, box, strict=True)
                 )
-                downsample(self.backend.to_host(of_base), self._job(part), cells[(*place, ...)])
-            self.backend.place(selected_cells(cells, box, transform), memory)
+                downsample(self.backend.to_host(of_base), job, cells[(*place, ...)])
+            if cells is not None:
+                self.backend.place(selected_cells(cells, box, transform), memory)
             return output.filled(memory)
 
         if len(parts) == 1:
@@ -287,12 +297,15 @@ class DownsampleDriver(OverBase, Unexplained):
 
     def _elements(self, part: Box) -> Box:
         domain = self.base_transform.domain
-        return tuple(
-            (max(low * factor, first), min(high * factor, end))
-            for (low, high), factor, first, end in zip(
-                part, self.factors, domain.inclusive_min, domain.exclusive_max, strict=True
+        found = []
+        for (low, high), factor, first, end in zip(
+            part, self.factors, domain.inclusive_min, domain.exclusive_max, strict=True
+        ):
+            neighbours = int(self.method == GAUSSIAN and factor == 2)
+            found.append(
+                (max(low * factor - neighbours, first), min(high * factor + neighbours, end))
             )
-        )
+        return tuple(found)
 
     def _job(self, part: Box) -> Downsampling:
         begin = [low for low, _ in self._elements(part)]
@@ -350,7 +363,7 @@ def downsample_driver(
         read.
     """
     factors = check_factors(factors, transform.input_rank, "TensorStore")
-    check_method(method, base.dtype)
+    check_method(method, base.dtype, factors)
     if not base.readable:
         raise MetadataError("Cannot downsample write-only TensorStore")
     return DownsampleDriver(base, transform, factors, method)
@@ -444,7 +457,7 @@ class DownsampleSpec:
             if rank is not None:
                 check_factors(self.factors, schema.rank, "specified")
             if dtype is not None:
-                check_method(self.method, schema.dtype)
+                check_method(self.method, schema.dtype, self.factors)
                 base = self.base.updated(schema=Schema(dtype=schema.dtype))
                 spec = replace(spec, base=base)
         if kvstore is not None or options:
@@ -501,7 +514,7 @@ class _DownsampleKind:
     ) -> tuple[DriverSpec, IndexTransform | None]:
         """Take factors and method; the transform of the base stays below."""
         factors = members.take_with("downsample_factors", _factors)
-        method = members.take_str("downsample_method", choices=METHODS)
+        method = members.take_with("downsample_method", method_of)
         if schema.rank is not None and schema.rank != len(factors):
             raise MetadataError(
                 f'Error parsing object member "downsample_factors": Rank specified by rank '
@@ -510,6 +523,7 @@ class _DownsampleKind:
             )
         rank = base.schema.rank if transform is None else transform.input_rank
         check_factors(factors, rank, "TensorStore")
+        check_method(method, None, factors)
         spec = DownsampleSpec(base, transform, factors, method, context)
         return spec.updated(schema=schema), None
 

@@ -33,11 +33,15 @@ def downsample(
     downsample_factors : sequence of int
         Elements of a block along each dimension. A cell of the index ``i`` stands for the elements
         from ``i * factor`` on, as far as there are any.
-    method : {"stride", "mean", "min", "max", "median", "mode"}
+    method : {"stride", "mean", "min", "max", "median", "mode", "gaussian"}
         What becomes of a block: its first element; the mean, of integers rounded to the nearest,
         halves to the even one; the smallest or largest, NaN left out, and NaN for NaN alone, where
         TensorStore has an infinity; the lower median; the smallest of the most frequent ones. The
-        data type stays.
+        data type stays. ``"gaussian"``, which TensorStore lacks, is for factors of 1 and 2,
+        integers of up to 32 bits and floats: the mean of two elements and the one before and behind
+        them with the weights 1, 3, 3, 1 along each halved dimension. At the edges the last element
+        stands for those beyond, integers are rounded as by ``"mean"``, and floats are added as
+        float64.
 
     Returns
     -------
@@ -64,7 +68,7 @@ def downsample(
         return TensorStore._of(driver, IndexTransform(driver.domain))
     if isinstance(base, Spec):
         factors = check_factors(downsample_factors, base.rank, "TensorStore")
-        check_method(method, base.dtype)
+        check_method(method, base.dtype, factors)
         spec = DownsampleSpec(base._driver, base.transform, factors, method)
         return Spec._make(spec, None, base._mode, base._context)
     raise TypeError(f"downsample: expected a TensorStore or a Spec, but received: {base!r:.200}")

@@ -1,9 +1,10 @@
 """Pyramids: each level made from the one above, region by region.
 
 **mean** rounds integers to the nearest, halves to the even number; **nearest** takes the first
-element of each block; **mode** takes the most frequent one, the smallest of several: these three
-are :func:`gpustore.downsample`. **gaussian** weighs the elements of a block and its neighbours by
-1, 3, 3, 1 along each axis that is halved, where the edge repeats itself, and rounds as mean does.
+element of each block; **mode** takes the most frequent one, the smallest of several. **gaussian**
+weighs the elements of a block and its neighbours by 1, 3, 3, 1 along each axis that is halved,
+where the edge repeats itself, and rounds as mean does. All are :func:`gpustore.downsample`, by
+kernels for an image that was opened for a device, where levels are encoded, too.
 
 A document beside the image says which regions of which level are stored, so that a build that
 ended in any way is continued by the same call. The image lists a new level once it is complete.
@@ -20,9 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 import gpustore
 from gpustore.ome.attributes import dataset_json
 from gpustore.ome.filling import fill, plan_of
@@ -34,11 +32,8 @@ from gpustore.sources.base import Region, Source
 from gpustore.transfer.journal import Journal
 from gpustore.transfer.regions import first_interrupt
 
-METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": ""}
+METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": "gaussian"}
 """Words for methods, and the methods of :func:`gpustore.downsample`."""
-
-_CELLS_AT_ONCE: Final = 1 << 15
-"""Elements of a level that gaussian makes at once."""
 
 JOURNAL: Final = ".gpustore-pyramid.json"
 
@@ -96,8 +91,7 @@ def build(
     for step in steps:
         stores.append(_array(group, step, stores[-1], finest))
     sources = [
-        _source(above, step.factors, method, below.shape)
-        for (above, below), step in zip(itertools.pairwise(stores), steps, strict=True)
+        _source(above, step.factors, method) for above, step in zip(stores[:-1], steps, strict=True)
     ]
     # The elements of a region are read with those it is made of.
     plans = {
@@ -230,104 +224,21 @@ def _stored(group: gpustore.Group, path: str) -> gpustore.TensorStore:
     return found
 
 
-def _source(
-    above: gpustore.TensorStore, factors: tuple[int, ...], method: str, shape: Sequence[int]
-) -> Source:
+def _source(above: gpustore.TensorStore, factors: tuple[int, ...], method: str) -> Source:
     if method == "gaussian":
-        return _gaussian(above, factors, tuple(shape))
+        dtype = above.dtype.array_dtype
+        if max(factors) > 2:
+            raise ValueError(f"gaussian halves axes; got the factors {factors}")
+        if dtype.kind not in "iuf" or (dtype.kind in "iu" and dtype.itemsize == 8):
+            raise gpustore.UnsupportedError(
+                f"gaussian takes integers of up to 32 bits and floats, not {above.dtype.name}"
+            )
     view = gpustore.downsample(above, factors, METHODS[method])
 
     def read(region: Region) -> Any:
         return view[region].read()
 
     return Source(tuple(view.shape), view.dtype, read, chunks=view.chunks)
-
-
-def _gaussian(
-    above: gpustore.TensorStore, factors: tuple[int, ...], shape: tuple[int, ...]
-) -> Source:
-    dtype = above.dtype.array_dtype
-    if max(factors) > 2:
-        raise ValueError(f"gaussian halves axes; got the factors {factors}")
-    if dtype.kind not in "iuf" or (dtype.kind in "iu" and dtype.itemsize == 8):
-        raise gpustore.UnsupportedError(
-            f"gaussian takes integers of up to 32 bits and floats, not {above.dtype.name}"
-        )
-
-    def read(region: Region) -> Any:
-        index = tuple(
-            slice(max(0, part.start * factor - 1), min(extent, part.stop * factor + 1))
-            for part, factor, extent in zip(region, factors, above.shape, strict=True)
-        )
-        elements = np.asarray(above[index].read(to="numpy").result())
-        return _smoothed(elements, [one.start for one in index], region, factors)
-
-    chunks = above.chunks
-    if chunks is not None:
-        chunks = tuple(max(1, c // f) for c, f in zip(chunks, factors, strict=True))
-    return Source(shape, above.dtype, read, chunks=chunks)
-
-
-def _smoothed(
-    elements: NDArray[Any], first: Sequence[int], region: Region, factors: Sequence[int]
-) -> NDArray[Any]:
-    """Return the elements of a region of the level below.
-
-    Parameters
-    ----------
-    elements : ndarray
-        Those that the region is made of, as far as the level has them.
-    first : sequence of int
-        Index of the first of them along each axis.
-    region : tuple of slice
-    factors : sequence of int
-        1 or 2 along each axis.
-    """
-    found = np.empty([part.stop - part.start for part in region], elements.dtype)
-    along = int(np.argmax(found.shape))
-    # Parts whose sums stay in the cache; the whole region would take several times its memory.
-    step = max(1, _CELLS_AT_ONCE * found.shape[along] // max(1, found.size))
-    for low in range(0, found.shape[along], step):
-        place = [slice(0, n) for n in found.shape]
-        place[along] = slice(low, min(low + step, found.shape[along]))
-        part = elements
-        # First the axis that is cut: less is copied along the others then.
-        for axis in sorted(range(found.ndim), key=lambda axis: axis != along):
-            begin, end = (region[axis].start + at for at in (place[axis].start, place[axis].stop))
-            if factors[axis] == 2:
-                begin, end = 2 * begin - 1, 2 * end + 1
-            begin, end = begin - first[axis], end - first[axis]
-            if begin >= 0 and end <= elements.shape[axis]:
-                part = part[(*[slice(None)] * axis, slice(begin, end))]
-            else:
-                indices = np.arange(begin, end).clip(0, elements.shape[axis] - 1)
-                part = part.take(indices, axis)
-        found[tuple(place)] = _halved(part, factors)
-    return found
-
-
-def _halved(elements: NDArray[Any], factors: Sequence[int]) -> NDArray[Any]:
-    """Return halves of an array that has one more element on each side of halved axes."""
-    dtype, bits = elements.dtype, 3 * list(factors).count(2)
-    integers = dtype.kind in "iu"
-    sums: Any = np.result_type(dtype, np.float32)
-    if integers:
-        sums = np.int32 if 8 * dtype.itemsize + bits < 31 else np.int64
-    found: NDArray[Any] = elements.astype(sums)
-    for axis, factor in enumerate(factors):
-        if factor == 2:
-            lines = np.moveaxis(found, axis, 0)
-            inner = lines[1:-2:2] + lines[2:-1:2]
-            inner *= 3
-            inner += lines[:-3:2] + lines[3::2]
-            found = np.moveaxis(inner, 0, axis)
-    if not integers:
-        found /= found.dtype.type(1 << bits)
-    elif bits:
-        # Half of the weight, less one where the quotient is even: halves go to the even number.
-        found += ((found >> bits) & 1) + ((1 << (bits - 1)) - 1)
-        found >>= bits
-    return found.astype(dtype)
 
 
 def _list(

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "gaussian.h"
 #include "place.h"
 
 namespace gpustore {
@@ -263,6 +264,10 @@ private:
 // Returns whether the blocks were reduced.
 template <class T>
 bool downsample(const Blocks& blocks) {
+    if (blocks.method == GAUSSIAN) {
+        if constexpr (sizeof(T) < 8 || std::is_floating_point_v<T>) return smooth<T>(blocks);
+        return false;
+    }
     Downsampler<T> found(blocks);
     if (!found.legal(MOST_OF_BLOCK)) return false;
     if (blocks.method == MEAN) return found.template reduce<Mean<T>>(), true;

@@ -151,10 +151,11 @@ struct Job {
 
 // Types of elements that the core reduces (downsample.h), and how.
 enum Kind : i64 { UINT8, INT8, UINT16, INT16, UINT32, INT32, UINT64, INT64, FLOAT32, FLOAT64 };
-enum Method : i64 { MEAN, LEAST, LARGEST, MEDIAN, MODE };
+enum Method : i64 { MEAN, LEAST, LARGEST, MEDIAN, MODE, GAUSSIAN };
 
 // Blocks along one dimension: elements that there are, blocks, elements of a whole one, elements of the first
-// one that lie before those, and the bytes between neighbours in both memories.
+// one that lie before those (-1: one more lies before the first block, for GAUSSIAN), and the bytes between
+// neighbours in both memories.
 struct BlockDim {
     i64 n, cells, factor, before, src, dst;
 };

@@ -364,25 +364,63 @@ def test_a_resized_base_is_seen_when_it_is_resolved():
     assert store.resolve().result().shape == (2, 10)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_elements_on_a_device_are_those_on_the_host(order):
-    with emulated(order) as device:
+DEVICE_VIEWS = {
+    "whole": lambda view: view,
+    "part": lambda view: view[2:9, 1:6],
+    "steps": lambda view: view[2:9:3, 1],
+    "back": lambda view: view[::-2, ::-1],
+    "turned": lambda view: view.T,
+    "new axis": lambda view: view[3, gpustore.newaxis],
+    "one": lambda view: view[1, 2],
+}
+BY_HOST = {
+    "listed": lambda view: view.vindex[[1, 2], [2, 3]],
+    "diagonal": lambda view: view.vindex[[1, 2], 1:3],
+}
+
+
+@each("method", [*METHODS, "gaussian"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_elements_on_a_device_are_those_on_the_host(method, parts, monkeypatch):
+    if parts:
+        monkeypatch.setattr(module, "_PART_NBYTES", 300)
+    factors = [2, 2] if method == "gaussian" else [2, 4]
+    with emulated([*ORDERS][len(method) % 3]) as device:
         context = gpustore.Context()
         base = gpustore.open(
             "memory://a/|zarr3:", create=True, dtype="uint16", shape=[20, 30], context=context
         ).result()
-        base[...] = np.arange(600, dtype="uint16").reshape(20, 30)
+        base[...] = np.random.default_rng(0).integers(0, 9, (20, 30)).astype("uint16")
         on_device = gpustore.open("memory://a/|zarr3:", device=device.name, context=context)
-        for method in ("mean", "stride"):
-            view = gpustore.downsample(on_device.result(), [2, 4], method)
-            expected = gpustore.downsample(base, [2, 4], method).read().result()
-            assert np.array_equal(on_host(device, view.read().result()), expected)
-            part = on_host(device, view[2:9:3, 1].read().result())
-            assert np.array_equal(part, expected[2:9:3, 1])
-            crops = on_host(device, view.read_many([[1, 2]], (2, 2)).result())
-            assert np.array_equal(crops[0], expected[1:3, 2:4])
-            assert view.device == device.name
-            del view, part, crops
+        view = gpustore.downsample(on_device.result()[1:], factors, method)
+        expected = gpustore.downsample(base[1:], factors, method)
+        assert view.device == device.name
+        for views, by_host in ((DEVICE_VIEWS, 0), (BY_HOST, int(method != "stride"))):
+            for name, chosen in views.items():
+                future = chosen(view).read()
+                found = on_host(device, future.result())
+                assert np.array_equal(found, chosen(expected).read().result()), name
+                assert future.statistics["host_conversions"] == by_host, name
+                del future
+        start = view.origin[0]
+        crops = on_host(device, view.read_many([[start + 1, 2]], (2, 2)).result())
+        assert np.array_equal(crops[0], expected[start + 1 : start + 3, 2:4].read().result())
+        del view, crops
+
+
+def test_gaussian_is_a_method_of_our_own():
+    values = np.array([[0, 0, 8, 8, 0]], "float32")
+    view = gpustore.downsample(gpustore.array(values), [1, 2], "gaussian")
+    assert view.read().result().tolist() == [[1, 6, 1]]
+    again = gpustore.open(view.spec()).result()
+    assert again[0, 1:].read().result().tolist() == [6, 1]
+    for factors, base, text in (
+        ([1, 4], values, r'"gaussian" halves dimensions: expected 1 or 2, got \{1, 4\}'),
+        ([1, 2], values.astype("int64"), 'method "gaussian" does not support data type "int64"'),
+        ([1, 2], values > 0, 'method "gaussian" does not support data type "bool"'),
+    ):
+        with pytest.raises(gpustore.MetadataError, match=text):
+            gpustore.downsample(gpustore.array(base), factors, "gaussian")
 
 
 def test_integers_of_64_bits_are_summed_exactly():

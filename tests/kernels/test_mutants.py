@@ -111,20 +111,20 @@ MUTANTS = [
     ("lz.cu", "distance += 8191;", "distance += 8192;"),
     ("lz.cu", "distance == 0 || !stream.match(distance, length + 4)",
      "!stream.match(distance, length + 4)"),
-    ("cast.cu", "(rest == half && (whole & 1))", "rest == half"),
-    ("cast.cu", "shift > SM + 1", "shift > SM"),
-    ("cast.cu", "exponent >= (1 << DE) - 1", "exponent >= (1 << DE)"),
-    ("cast.cu", "magnitude > INFINITE", "magnitude > INFINITE + 1"),
-    ("cast.cu", "(112u << 23)", "(111u << 23)"),
-    ("cast.cu", "(magnitude << up & 0x3ff)", "(magnitude << up & 0x1ff)"),
+    ("gs_float.cuh", "(rest == half && (whole & 1))", "rest == half"),
+    ("gs_float.cuh", "shift > SM + 1", "shift > SM"),
+    ("gs_float.cuh", "exponent >= (1 << DE) - 1", "exponent >= (1 << DE)"),
+    ("gs_float.cuh", "magnitude > INFINITE", "magnitude > INFINITE + 1"),
+    ("gs_float.cuh", "(112u << 23)", "(111u << 23)"),
+    ("gs_float.cuh", "(magnitude << up & 0x3ff)", "(magnitude << up & 0x1ff)"),
     ("cast.cu", "__syncthreads();", ""),
     ("cast.cu", "swapped(__ldcs((const Bits*)(at.src + from)), unit)",
      "swapped(__ldcs((const Bits*)(at.src + from)), sizeof(In) > 2 ? unit : 1)"),
     ("cast.cu", "at.x0 + i < x.extent && at.y0 + j < y.extent",
      "at.x0 + i < x.extent && at.y0 + j <= y.extent"),
-    ("cast.cu", "(u64)896 << 52", "(u64)895 << 52"),
-    ("cast.cu", "(u64)(897 - up) << 52", "(u64)(896 - up) << 52"),
-    ("cast.cu", "(magnitude << up & 0x7fffff)", "(magnitude << up & 0x3fffff)"),
+    ("gs_float.cuh", "(u64)896 << 52", "(u64)895 << 52"),
+    ("gs_float.cuh", "(u64)(897 - up) << 52", "(u64)(896 - up) << 52"),
+    ("gs_float.cuh", "(magnitude << up & 0x7fffff)", "(magnitude << up & 0x3fffff)"),
     ("cast.cu", "64 - 8 * patch.src_nbytes", "64 - 8 * patch.dst_nbytes"),
     ("cast.cu", "target == BOOL", "false"),
     ("cast.cu", "patch.scale || source == FLOAT64 || target == FLOAT64",
@@ -140,6 +140,28 @@ MUTANTS = [
     ("cast.cu", "is_inside = patch.is_mirrored;", ""),
     ("cast.cu", "fills + patch.fill", "fills"),
     ("cast.cu", "lowest < 8 ? lowest : 8", "8"),
+    ("downsample.cu", "(u64)number < (u64)dim.size", "number < dim.size"),
+    ("downsample.cu", "(i64)(cell - rest * dim.cells) * dim.step + (element - next * dim.factor)",
+     "(i64)(cell - rest * dim.cells) * dim.factor + (element - next * dim.factor)"),
+    ("downsample.cu", "(2 * rest == count && (whole & 1))", "2 * rest == count"),
+    ("downsample.cu", "type == SIGNED ? number >> 32 : (i64)((u64)number >> 32)", "number >> 32"),
+    ("downsample.cu", "if (type == FLOAT32) bits = doubled((u32)word);", "bits = word;"),
+    ("downsample.cu", "infinity | (infinity & (0 - infinity)) >> 1", "infinity | 1"),
+    ("downsample.cu", "through_float32 ? converted(single, (f16*)nullptr).bits : ",
+     "(IS_MUTANT || through_float32) ? converted(single, (f16*)nullptr).bits : "),
+    ("downsample.cu", "one + (one == sign - 1) == other + (other == sign - 1)", "one == other"),
+    ("downsample.cu", "one != of_nan && ", "(IS_MUTANT || one != of_nan) && "),
+    ("downsample.cu", "method == LARGEST ? key > found : key < found", "key < found"),
+    ("downsample.cu", "(met - 1) / 2", "met / 2"),
+    ("downsample.cu", "less <= rank && rank < less + equal", "rank < less + equal"),
+    ("downsample.cu", "(equal == most && smallest < found)", "false"),
+    ("downsample.cu", "if (there < smallest) smallest = there;", ""),
+    ("downsample.cu", "sum.word + half - 1 + ((sum.word >> shift) & 1)", "sum.word + half"),
+    ("downsample.cu", "number < last ? number : last", "number"),
+    ("downsample.cu", "plus(inner, is_float).plus(outer, is_float)",
+     "plus(outer, is_float).plus(outer, is_float)"),
+    ("downsample.cu", "dim.factor == 2 ? number - 1 : number", "number"),
+    ("downsample.cu", "@cell >= table.cells@) return;\n    u64 found", "cell > table.cells"),
     ("value.cu", "(rest == half && (whole & 1))", "rest == half"),
     ("value.cu", "format.kind == SIGNED ? (u32)(word >> (format.bits - 1)) : 0", "0"),
     ("value.cu", "!(number.magnitude >> 51)", "false"),
@@ -168,7 +190,8 @@ MUTANTS = [
 def _families():
     """The tests that try each mutant, by its number: the first one's is 1."""
     files = [file for file, _, _ in MUTANTS]
-    names = ["copy" if file == source.HEADER else Path(file).stem for file in files]
+    headers = dict(zip(source.HEADERS, ("copy", "cast"), strict=True))
+    names = [headers.get(file, Path(file).stem) for file in files]
     return dict(enumerate(names, 1))
 
 
@@ -232,7 +255,7 @@ def folder(tmp_path_factory):
     target = tmp_path_factory.mktemp("kernels")
     for path in source.folder().glob("*.cu*"):
         content = with_mutants(path.name, path.read_text(encoding="utf-8"))
-        if path.name == source.HEADER:
+        if path.name == source.HEADERS[0]:
             chosen = 'static const int mutant = atoi(getenv("KERNEL_MUTANT"));'
             content = content.replace("namespace gs {", f"namespace gs {{ {chosen}", 1)
         (target / path.name).write_text(content, encoding="utf-8")
@@ -269,7 +292,7 @@ def with_mutants(file, content):
 def test_the_lines_of_all_mutants_are_there(folder):
     files = [path.name for path in source.folder().glob("*.cu*")]
     changed = [f for f in files if (folder / f).read_bytes() != (source.folder() / f).read_bytes()]
-    assert set(changed) == {source.HEADER, *(file for file, _, _ in MUTANTS)}
+    assert set(changed) == {source.HEADERS[0], *(file for file, _, _ in MUTANTS)}
 
 
 def _name(number):

@@ -8,6 +8,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from gpustore.backends.downsampling import Downsampling
+from gpustore.backends.host.downsample import downsample
 from gpustore.device.kernels.block import (
     bit_shuffle_launches,
     bit_unshuffle_launches,
@@ -27,6 +29,7 @@ from tests.kernels import (
     execution,
     shuffled,
     test_crc32c,
+    test_downsample,
     test_element,
     test_lz,
     test_pattern,
@@ -82,6 +85,13 @@ def test_strided_items(order):
     assert (dst == src).all()
     assert (wide == src).all()
     assert (listed == src).all()
+    small = np.zeros((20, 15), "u1")
+    for method in ("mean", "mode", "gaussian"):
+        job = Downsampling(method, (2, 2), (0, 0))
+        test_downsample.reduced(src, job, small, order)
+        expected = np.zeros_like(small)
+        downsample(src, job, expected)
+        assert (small == expected).all()
     execution.run(fill_launches([execution.address(dst)], [[1200]], [1], b"x"), order)
     assert (dst == ord("x")).all()
 

@@ -8,6 +8,8 @@ import pytest
 import gpustore
 from gpustore import ome
 from gpustore.ome import pyramid
+from gpustore.runtime.statistics import STATISTICS
+from tests.backends.host.test_gaussian import smoothed
 from tests.matrix import each
 from tests.ome.files import VALUES, write_image
 from tests.on_device import emulated
@@ -24,24 +26,6 @@ def context():
 
 def levels_of(image):
     return [level.read().result() for level in image.levels]
-
-
-def smoothed(values, factors):
-    """The mean with the weights 1, 3, 3, 1 of each block and its neighbours; exact."""
-    shape = [-(-n // f) for n, f in zip(values.shape, factors, strict=True)]
-    weights = [((-1, 1), (0, 3), (1, 3), (2, 1)) if f == 2 else ((0, 1),) for f in factors]
-    total, of = np.zeros(shape, "int64"), 0
-    for taps in itertools.product(*weights):
-        index = [
-            np.clip(np.arange(m) * f + tap, 0, n - 1)
-            for m, f, (tap, _), n in zip(shape, factors, taps, values.shape, strict=True)
-        ]
-        weight = int(np.prod([w for _, w in taps]))
-        total += weight * values[np.ix_(*index)].astype("int64")
-        of += weight
-    quotient, rest = np.divmod(total, of)
-    up = (2 * rest > of) | ((2 * rest == of) & (quotient % 2 == 1))
-    return (quotient + up).astype(values.dtype)
 
 
 @each("version", ["0.4", "0.5", "0.6"])
@@ -92,18 +76,6 @@ def test_gaussian_keeps_the_range_of_a_type(dtype):
     if kind.kind in "iu":
         assert np.array_equal(half, smoothed(values, (2, 2)))
     assert half[0, 0] == half.max() == high
-
-
-@pytest.mark.parametrize("cells", [1, 20, 1 << 20])
-@pytest.mark.parametrize("factors", [(2, 1, 2), (1, 2, 2), (1, 1, 1)])
-def test_gaussian_in_parts_of_any_size(cells, factors, monkeypatch):
-    monkeypatch.setattr(pyramid, "_CELLS_AT_ONCE", cells)
-    values = RNG.integers(-(2**15), 2**15, (3, 9, 11)).astype("int16")
-    expected = smoothed(values, factors)
-    source = pyramid._gaussian(gpustore.array(values), factors, expected.shape)
-    for start, stop in ((0, None), (1, 2), (1, None)):
-        index = tuple(slice(*slice(start, stop).indices(n)) for n in expected.shape)
-        assert np.array_equal(source.read(index), expected[index])
 
 
 def test_levels_that_are_there_are_made_again(context):
@@ -267,12 +239,18 @@ def test_sources_say_what_their_axes_are(context, tmp_path):
         ome.write("memory://v/", VOLUME[0], context=context)
 
 
-def test_a_pyramid_on_a_device_is_that_of_the_host(context):
-    host = ome.write("memory://h/", VOLUME, axes="czyx", scale=SCALE, levels=3, context=context)
+@pytest.mark.parametrize("method", ["mean", "gaussian"])
+def test_a_pyramid_on_a_device_is_that_of_the_host(method, context):
+    options = {"axes": "czyx", "scale": SCALE, "chunks": (1, 4, 16, 16), "context": context}
+    options |= {"levels": 3, "method": method}
+    host = ome.write("memory://h/", VOLUME, **options)
+    before = STATISTICS.snapshot()
     with emulated() as device:
-        image = ome.create("memory://d/", like=host, device=device.name, context=context)
-        image.write(VOLUME)
-        image.build_pyramid(levels=3)
+        image = ome.write("memory://d/", VOLUME, device=device.name, **options)
         del image
+    counted = {name: n - before.get(name, 0) for name, n in STATISTICS.snapshot().items()}
     for one, other in zip(levels_of(ome.open("memory://d/", context=context)), levels_of(host)):
         assert np.array_equal(one, other)
+    assert not counted.get("host_conversions")
+    assert not counted.get("host_encodings")
+    assert counted["launches"] > 0

@@ -22,6 +22,7 @@ from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.conversion import conversion_of
 from gpustore.backends.device.direct_read import direct_unsupported_reason, pages_nbytes
+from gpustore.backends.device.downsample import launches_of
 from gpustore.backends.device.encoding import DeviceEncoder
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.overlay import DeviceSource, broadcast_strides
@@ -35,6 +36,7 @@ from gpustore.backends.device.staging_buffer import (
     aligned,
 )
 from gpustore.backends.device.submissions import DeviceMemory, DeviceRegion, Extent
+from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain
@@ -480,6 +482,13 @@ class DeviceBackend:
             self._upload(convert(self._downloaded(source)), out)
         else:
             self._launch(record, [out])
+
+    def downsample(self, elements: Any, job: Downsampling, cells: Cells, out: DeviceMemory) -> bool:
+        """Reduce blocks by a kernel; return False if there is none for them."""
+        launches = launches_of(self.driven.wrap(elements), job, cells, out.view)
+        if launches:
+            self._launch(lambda commands: commands.launch_tables(launches), [out])
+        return launches is not None
 
     def place(self, elements: NDArray[Any], out: DeviceMemory) -> None:
         """Copy an array to the device."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends import dlpack
 from gpustore.backends.base import Check, Chunks, Layer, Overlay
+from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.backends.host.memory import (
     HostMemory,
     broadcast,
@@ -128,6 +129,11 @@ class HostBackend:
         step = max(1, len(dst) * _CONVERTED_NBYTES // array.nbytes)
         for start in range(0, len(dst), step):
             dst[start : start + step] = convert(src[start : start + step])
+
+    def downsample(self, elements: Any, job: Downsampling, cells: Cells, out: HostMemory) -> bool:
+        """Return False: drivers reduce blocks in host memory themselves."""
+        del elements, job, cells, out
+        return False
 
     def place(self, elements: NDArray[Any], out: HostMemory) -> None:
         """Copy an array into `out`."""

@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.downsampling import Downsampling
+from gpustore.backends.downsampling import GAUSSIAN, Downsampling
+from gpustore.backends.host.gaussian import smooth
 from gpustore.backends.native.blocks import core_downsample
 
 _MANY: Final = 4096
@@ -61,7 +62,9 @@ def downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> 
 
 
 def _downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:
-    if math.prod(job.factors) > max(_MANY, out.size):
+    if job.method == GAUSSIAN:
+        smooth(elements, job, out)
+    elif math.prod(job.factors) > max(_MANY, out.size):
         for cell in np.ndindex(out.shape):
             block = tuple(
                 slice(max(0, c * f - b), (c + 1) * f - b)

@@ -14,7 +14,7 @@ from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 
 KINDS: Final = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
-METHODS: Final = ("mean", "min", "max", "median", "mode")
+METHODS: Final = ("mean", "min", "max", "median", "mode", "gaussian")
 """Enums ``Kind`` and ``Method`` of ``kernels/host/job.h``."""
 
 

@@ -129,6 +129,43 @@ def patch_dtype(rank: int) -> np.dtype[np.void]:
     )
 
 
+BLOCK_DIM = np.dtype(
+    [
+        ("cells", np.uint32),
+        ("magic", np.uint32),
+        ("shift", np.uint32),
+        ("factor", np.uint32),
+        ("factor_magic", np.uint32),
+        ("factor_shift", np.uint32),
+        ("size", np.int64),
+        ("first", np.int64),
+        ("step", np.int64),
+        ("src_stride", np.int64),
+        ("dst_stride", np.int64),
+    ]
+)
+"""Layout of ``gs::BlockDim``; strides in bytes."""
+
+BLOCK_TABLE = np.dtype(
+    [
+        ("src", np.uint64),
+        ("dst", np.uint64),
+        ("cells", np.uint32),
+        ("first_tile", np.uint32),
+        ("elements", np.uint32),
+        ("type", np.uint32),
+        ("nbytes", np.uint32),
+        ("bits", np.uint32),
+        ("method", np.uint32),
+        ("src_swapped", np.uint32),
+        ("dst_swapped", np.uint32),
+        ("rank", np.uint32),
+        ("dim", BLOCK_DIM, (33,)),
+    ]
+)
+"""Layout of ``gs::BlockTable``."""
+
+
 @functools.cache
 def run_dtype(rank: int) -> np.dtype[np.void]:
     """Return the layout of ``gs::Run<rank>``, one run of items.
@@ -161,6 +198,8 @@ def layouts() -> dict[str, np.dtype[np.void]]:
         "ValueRun": VALUE_RUN,
         "PatchDim": PATCH_DIM,
         "Patch<3>": patch_dtype(3),
+        "BlockDim": BLOCK_DIM,
+        "BlockTable": BLOCK_TABLE,
     }
 
 

@@ -87,6 +87,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "guard": ("gs::fill_guards", "gs::check_guards"),
     "replace_damaged": ("gs::replace_damaged",),
     "lz": ("gs::decode_blosclz", "gs::decode_lz4"),
+    "downsample": ("gs::reduce_blocks", "gs::smooth_blocks"),
     "value": ("gs::convert_values", "gs::sum_values", "gs::unpack_bits"),
 }
 """All kernel instances, as C++ name expressions, by family (``<family>.cu``)."""

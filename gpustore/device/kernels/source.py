@@ -3,7 +3,7 @@
 1. :func:`folder` finds the ``.cu`` files: inside the package in a wheel, beside
    ``pyproject.toml`` in a checkout. It uses ``__file__``, because an editable install leaves a
    stale second copy where :mod:`importlib.resources` would look.
-2. :func:`flatten` joins a family with its header into a single string. CuPy's cache of compiled
+2. :func:`flatten` joins a family with its headers into a single string. CuPy's cache of compiled
    kernels depends on the text it is given but not on the contents of included files, so a changed
    header that is included by name would give an outdated kernel.
 3. Static asserts made from the NumPy dtypes of the descriptors end each source, so that the two
@@ -19,7 +19,8 @@ from pathlib import Path
 
 from gpustore.device.kernels.descriptor import layouts
 
-HEADER = "gs_common.cuh"
+HEADERS = "gs_common.cuh", "gs_float.cuh"
+"""Headers in their order; every family includes the first one."""
 
 OPTIONS = ("--std=c++17",)
 """Options of the compiler, besides those that CuPy adds."""
@@ -39,13 +40,13 @@ def folder() -> Path:
     packed = package / "backends/kernels"
     checkout = package.parent / "kernels"
     for candidate in (packed, checkout):
-        if (candidate / HEADER).is_file():
+        if (candidate / HEADERS[0]).is_file():
             return candidate
     raise FileNotFoundError(f"kernel sources are neither in {packed} nor in {checkout}")
 
 
 def flatten(family: str) -> str:
-    """Return the text of a kernel family with its header, read anew at each call.
+    """Return the text of a kernel family with its headers, read anew at each call.
 
     Parameters
     ----------
@@ -55,22 +56,29 @@ def flatten(family: str) -> str:
     Raises
     ------
     ValueError
-        If the family includes another file than the header.
+        If the family includes other files than the headers.
     """
     path = folder() / f"{family}.cu"
-    header = (folder() / HEADER).read_text(encoding="utf-8").replace("#pragma once", "")
     text = path.read_text(encoding="utf-8")
-    included = _INCLUDE.findall(text) + _INCLUDE.findall(header)
-    if included != [HEADER]:
-        raise ValueError(f"{path}: expected exactly one include, of {HEADER}, got {included}")
-    include = next(_INCLUDE.finditer(text))
-    line = text.count("\n", 0, include.end()) + 2
+    found = list(_INCLUDE.finditer(text))
+    included = [one[1] for one in found]
+    if included not in (list(HEADERS), list(HEADERS[:1])):
+        raise ValueError(f"{path}: expected to include {' and '.join(HEADERS)}, got {included}")
+    headers = []
+    for name in included:
+        header = (folder() / name).read_text(encoding="utf-8").replace("#pragma once", "")
+        if _INCLUDE.search(header):
+            raise ValueError(f"{folder() / name}: a header includes nothing")
+        headers.append(f'#line 1 "{name}"\n{header}')
+    end = found[-1].end()
+    line = text.count("\n", 0, end) + 2
+    before = text[: found[0].start()]
     return "\n".join(
         [
-            f'#line 1 "{path.name}"\n{text[: include.start()]}',
-            f'#line 1 "{HEADER}"\n{header}',
-            f'#line {line} "{path.name}"{text[include.end() :]}',
-            f'#line 1 "layout"\n{_layout_asserts(header + text)}',
+            f'#line 1 "{path.name}"\n{before}',
+            *headers,
+            f'#line {line} "{path.name}"{text[end:]}',
+            f'#line 1 "layout"\n{_layout_asserts("".join([*headers, text]))}',
         ]
     )
 
