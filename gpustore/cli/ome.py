@@ -1,4 +1,4 @@
-"""OME-Zarr images as commands show them: in a line, as facts, and in the colours of their channels.
+"""OME-Zarr images as commands show them: in a line, and as facts.
 
 Attributes come from files of others: what is not as the specification has it is no image here.
 
@@ -7,19 +7,13 @@ Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales" and "omero" metadata.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 import gpustore
-from gpustore.cli.picture import contrast_of, numbers_of
 from gpustore.display.text import format_nbytes, format_shape
 from gpustore.ome.image import Image
 from gpustore.ome.multiscale import Multiscale, multiscale, ome_of
-
-if TYPE_CHECKING:
-    from gpustore.cli.picture import Pixels
 
 
 def find_image(attributes: Mapping[str, Any]) -> Multiscale | None:
@@ -85,51 +79,3 @@ def facts_of(group: gpustore.Group) -> list[tuple[str, str]]:
     if len(image.labels):
         facts.append(("labels", ", ".join(image.labels)))
     return facts
-
-
-def composed(
-    group: gpustore.Group, planes: Sequence[np.ndarray[Any, Any]]
-) -> tuple[Pixels, str] | None:
-    """Return the planes of all channels in their colours, and what is shown.
-
-    Parameters
-    ----------
-    group : Group
-        Group of an image.
-    planes : sequence of ndarray
-        Plane of each channel.
-
-    Returns
-    -------
-    pixels : ndarray of uint8, shape (height, width, 3)
-        Each channel from the start of its window, black, to the end, its full colour; channels
-        that are not active are left out if there is an active one, all are added.
-    text : str
-        Names, colours and windows.
-    None
-        If the image states no colours of so many channels.
-    """
-    omero = Image.of_group(group).omero
-    if omero is None or len(omero.channels) != len(planes):
-        return None
-    channels = omero.channels
-    if any(channel.color is None for channel in channels):
-        return None
-    some = any(channel.active for channel in channels)
-    total = np.zeros((*planes[0].shape, 3))
-    shown = []
-    for channel, plane in zip(channels, planes, strict=True):
-        if not channel.active and some:
-            continue
-        numbers = numbers_of(plane)
-        window = channel.window
-        start, end = contrast_of(numbers) if window is None else (window.start, window.end)
-        if not start < end:
-            start, end = contrast_of(numbers)
-        share = np.nan_to_num(((numbers - start) / (end - start)).clip(0, 1))
-        color = channel.color or "FFFFFF"
-        rgb = [int(color[at : at + 2], 16) for at in (0, 2, 4)]
-        total += share[..., None] * rgb
-        shown.append(f"{channel.name or 'channel'} #{color} {start:g} to {end:g}")
-    pixels: Pixels = (total.clip(0, 255) + 0.5).astype(np.uint8)
-    return pixels, ", ".join(shown)

@@ -5,6 +5,7 @@ Pixels are uint8 arrays of shape (height, width), or (height, width, 3) with red
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,34 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A slice to show.
+
+    Attributes
+    ----------
+    pixels : ndarray of uint8
+    name : str
+        Path or URL of the array.
+    array : str
+        Shape and data type of the array.
+    slice : str
+        The slice, as ``--index`` takes it.
+    about : str
+        Contrast or channels.
+    """
+
+    pixels: Pixels
+    name: str
+    array: str
+    slice: str
+    about: str
+
+
+_STRIP = 8
+"""Height of the picture of a slice of one dimension, in pixels."""
 
 _RAMP = np.array(list(" .:-=+*#%@"))
 _PERCENTILES = (1, 99.8)
@@ -86,16 +115,59 @@ def require_pillow() -> None:
         raise missing_library(error) from error
 
 
-def fitted(pixels: Pixels, width: int, height: int, *, enlarge: bool) -> Pixels:
-    """Choose or repeat pixels so that the picture fits in `width` and `height`.
+def pixels_of(
+    elements: npt.NDArray[Any], wanted: tuple[float, float] | None, *, is_colour: bool
+) -> tuple[Pixels, tuple[float, float] | None]:
+    """Return pixels, and the values shown black and white; None for colours as they are."""
+    if is_colour:
+        elements = elements[..., :3]
+        if wanted is None:
+            return elements, None
+    elif elements.ndim < 2:
+        elements = np.broadcast_to(elements.reshape(1, -1), (_STRIP, elements.size))
+    numbers = numbers_of(elements)
+    dark, bright = wanted or contrast_of(numbers)
+    return stretch(numbers, dark, bright), (dark, bright)
+
+
+def size_of(
+    rows: float, columns: float, width: int, height: int, *, enlarge: bool
+) -> tuple[int, int]:
+    """Return height and width of a picture that fits in `width` and `height`.
 
     With `enlarge` a small picture becomes up to 8 times as large.
     """
-    rows, columns = pixels.shape[:2]
     factor = min(height / rows, width / columns, 8 if enlarge else 1)
     if factor > 1:
         factor = int(factor)
-    tall, wide = max(1, int(rows * factor)), max(1, int(columns * factor))
+    return max(1, int(rows * factor)), max(1, int(columns * factor))
+
+
+def fitted(
+    pixels: Pixels,
+    width: int,
+    height: int,
+    *,
+    enlarge: bool,
+    steps: tuple[float, float] = (1.0, 1.0),
+) -> Pixels:
+    """Choose or repeat pixels so that the picture fits in `width` and `height`.
+
+    Parameters
+    ----------
+    pixels : ndarray of uint8
+    width, height : int
+        Largest size of the picture.
+    enlarge : bool
+        Whether a small picture becomes up to 8 times as large.
+    steps : (float, float)
+        Distances of two rows and of two columns, in any unit.
+    """
+    rows, columns = pixels.shape[:2]
+    least = min(steps)
+    tall, wide = size_of(
+        rows * steps[0] / least, columns * steps[1] / least, width, height, enlarge=enlarge
+    )
     chosen: Pixels = pixels[np.arange(tall) * rows // tall][:, np.arange(wide) * columns // wide]
     return chosen
 

@@ -1,4 +1,4 @@
-"""Parts of an array that ``--index`` names, with NumPy's rules: from zero, negative, clipped."""
+"""Parts of an array: what ``--index`` names, with NumPy's rules, and the slice of a picture."""
 
 from __future__ import annotations
 
@@ -59,3 +59,78 @@ def _word(one: int | range, extent: int) -> str:
     start = "" if one.start == first else str(one.start)
     stop = "" if one.stop == end else str(one.stop)
     return f"{start}:{stop}" + (f":{one.step}" if one.step != 1 else "")
+
+
+def choose(
+    index: Sequence[int | slice] | None, shape: Sequence[int], dtype: str
+) -> list[int | range]:
+    """Choose a slice of two dimensions, or of three of which the last is red, green, blue.
+
+    Parameters
+    ----------
+    index : sequence of int or slice, or None
+        Indices of the user; None chooses the middle of the leading dimensions.
+    shape : sequence of int
+    dtype : str
+        Name of the data type; three or four bytes are a colour.
+
+    Returns
+    -------
+    list of int or range
+        An int for each dimension that is not shown.
+
+    Raises
+    ------
+    CommandError
+        The slice has no elements, or not two dimensions.
+
+    Examples
+    --------
+    >>> choose(None, (9, 4, 6), "uint16")
+    [4, range(0, 4), range(0, 6)]
+    >>> choose((2,), (9, 4, 6), "uint16")
+    [2, range(0, 4), range(0, 6)]
+    """
+    is_colour = dtype == "uint8" and len(shape) > 2 and shape[-1] in (3, 4)
+    if index is None:
+        leading = len(shape) - (3 if is_colour else 2)
+        index = [int(extent) // 2 for extent in shape[: max(0, leading)]]
+    ranges = element_ranges(index, shape)
+    if not all(ranges):
+        axis = next(axis for axis, along in enumerate(ranges) if not along)
+        raise CommandError(f"the slice has no elements along dimension {axis}")
+    chosen: list[int | range] = [
+        along[0] if axis < len(index) and isinstance(index[axis], int) else along
+        for axis, along in enumerate(ranges)
+    ]
+    kept = [one for one in chosen if isinstance(one, range)]
+    if len(kept) == 3 and is_colour and kept[-1] == range(int(shape[-1])):
+        return chosen
+    if len(kept) > 2:
+        raise CommandError(
+            f"the slice has {len(kept)} dimensions of a picture's 2: give --index numbers for "
+            f"{len(kept) - 2} more of the {len(shape)} dimensions"
+        )
+    return chosen
+
+
+def strided(chosen: Sequence[int | range], width: int, height: int) -> list[int | range]:
+    """Take every n-th element of the two dimensions of the picture: no fewer than its pixels."""
+    shown = [n for n, one in enumerate(chosen) if isinstance(one, range)][:2]
+    limits = dict(zip(shown, (height, width)[2 - len(shown) :], strict=True))
+    sizes = {n: len(one) for n, one in enumerate(chosen) if isinstance(one, range)}
+    step = max([1, *(sizes[n] // limit for n, limit in limits.items())])
+    return [
+        one[::step] if isinstance(one, range) and n in limits else one
+        for n, one in enumerate(chosen)
+    ]
+
+
+def subscripts(chosen: Sequence[int | range]) -> tuple[int | slice, ...]:
+    """Return an index expression of NumPy."""
+    return tuple(
+        one
+        if isinstance(one, int)
+        else slice(one.start, None if one.stop < 0 else one.stop, one.step)
+        for one in chosen
+    )

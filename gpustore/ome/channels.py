@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gpustore import MetadataError
 from gpustore.ome.members import at, items, json_object, kind, number, optional, text
 
@@ -52,6 +54,21 @@ class Channel:
     color: str | None
     window: Window | None
     active: bool
+
+    def chosen_window(self, dtype: Any) -> Window | None:
+        """Return the window if somebody chose one, for elements of a data type of NumPy.
+
+        Writers that have none state the whole range of the data type, which shows most images
+        black: that is no choice, and neither is a window without extent.
+        """
+        window, dtype = self.window, np.dtype(dtype)
+        if window is None or not window.start < window.end:
+            return None
+        if dtype.kind in "iu" and dtype.itemsize > 1:
+            limits = np.iinfo(dtype)
+            if window.start <= limits.min and window.end >= limits.max:
+                return None
+        return window
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,12 @@ def _layer(image: Any, label: str | None = None) -> tuple[list[Any], dict[str, A
         about["visible"] = [one.active for one in channels]
         if all(one.color for one in channels):
             about["colormap"] = [_colors(one) for one in channels]
-        if all(one.window for one in channels):
-            windows = [one.window for one in channels if one.window is not None]
-            about["contrast_limits"] = [[one.start, one.end] for one in windows]
+        dtype = finest.dtype.array_dtype
+        windows = [one.chosen_window(dtype) for one in channels]
+        # Without all of them napari looks at the elements.
+        limits = [[one.start, one.end] for one in windows if one is not None]
+        if len(limits) == len(channels):
+            about["contrast_limits"] = limits
     return levels, about, "image"
 
 

@@ -29,12 +29,10 @@ def image(tmp_path):
     path = tmp_path / "image.zarr"
     axes = [{"name": "z", "type": "space"}]
     axes += [{"name": name, "type": "space", "unit": "micrometer"} for name in "yx"]
+    scales = [[1, 0.5 * 2**level, 0.25 * 2**level] for level in range(2)]
     levels = [
-        {
-            "path": str(level),
-            "coordinateTransformations": [{"type": "scale", "scale": [1, 0.5 * 2**level, 0.25]}],
-        }
-        for level in range(2)
+        {"path": str(level), "coordinateTransformations": [{"type": "scale", "scale": scale}]}
+        for level, scale in enumerate(scales)
     ]
     ome = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": levels}]}
     group = gpustore.open_group(path, create=True, attributes={"ome": ome}).result()

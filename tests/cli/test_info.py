@@ -307,8 +307,8 @@ def test_attributes_units_and_no_word_of_gpus(gpustore_command, tmp_path):
 def test_a_level_of_an_image_has_a_scale(gpustore_command, image):
     path, _ = image
     _, out, _ = gpustore_command("info", path / "1")
-    assert "  scale          y 1 µm, x 0.25 µm (OME-Zarr 0.5, axes zyx, 2 levels)\n" in out
+    assert "  scale          y 1 µm, x 0.5 µm (OME-Zarr 0.5, axes zyx, 2 levels)\n" in out
     _, out, _ = gpustore_command("info", "--json", path / "1")
-    assert json.loads(out)["ome_scale"] == [1, 1, 0.25]
+    assert json.loads(out)["ome_scale"] == [1, 1, 0.5]
     _, out, _ = gpustore_command("info", path)
     assert "  image       OME-Zarr 0.5, axes zyx, 2 levels\n" in out

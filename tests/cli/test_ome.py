@@ -130,3 +130,78 @@ def test_info_of_an_image_without_one_of_its_levels(gpustore_command, cells):
     assert "0/zarr.json" in out
     assert "2 x 3 x 200 x 300 uint16" in out
     assert "DAPI, GFP" in out
+
+
+def test_indices_are_those_of_the_finest_level(gpustore_command, cells, tmp_path):
+    """The level is chosen by the pixels of the part, and channels stay together."""
+    _, out, _ = gpustore_command(
+        "view", cells, "--png", tmp_path / "a.png", "-i", ":,1,100:300,100:300", "--size", 100
+    )
+    assert "cells.zarr/1  2 x 3 x 200 x 300 uint16" in out
+    assert "slice :,1,50:150,50:150 at 100 x 100 pixels, DAPI #0000FF 0 to 1000, GFP" in out
+    _, out, _ = gpustore_command(
+        "view", cells, "--png", tmp_path / "b.png", "-i", "1,-1,::-4,100:300", "--size", 90
+    )
+    assert "cells.zarr/2  2 x 3 x 100 x 150 uint16" in out
+    assert "slice 1,2,::-1,25:75 at 45 x 90 pixels" in out
+
+
+def test_pixels_have_the_proportions_of_the_sample(gpustore_command, cells, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    code, out, _ = gpustore_command("view", cells, "--png", tmp_path / "a.png", "-i", ":,:,20")
+    assert code == 0
+    assert "slice :,:,20,: at 600 x 12 pixels" in out  # planes are four pixels apart
+    pixels = np.asarray(image.open(tmp_path / "a.png"))
+    assert pixels[4:8, 10].tolist() == [[0, 128, 255]] * 4
+    assert pixels[[3, 8], 10].tolist() == [[0, 0, 0]] * 2
+
+
+def test_windows_that_nobody_chose_show_the_image(gpustore_command, tmp_path):
+    """The whole range of the type is what writers state; spots over noise are spots."""
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    values = rng.poisson(100, (2, 1, 200, 200)).astype("uint16")
+    values[0, 0, 50:150, 50:150] = rng.poisson(2000, (100, 100))
+    values[1, 0, 10, 10] = 5000
+    ome.write(tmp_path / "a", values, axes="czyx", channels=("DAPI", "RFP"), levels=1)
+    _, out, _ = gpustore_command("view", tmp_path / "a", "--png", tmp_path / "a.png")
+    assert "RFP #00FF00 100 to 5000" in out
+    pixels = np.asarray(image.open(tmp_path / "a.png"))
+    assert pixels[60:140, 60:140, 2].mean() > 200
+    assert pixels[..., 2][values[0, 0] < 200].mean() < 20
+    assert pixels[..., 1].mean() < 1
+    assert pixels[10, 10, 1] == 255
+
+
+def test_labels_are_drawn_over_the_image(gpustore_command, cells, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    labels = np.zeros((3, 400, 600), "uint32")
+    labels[1, 300:340, 400:500] = 7
+    labels[1, 360:380, 400:500] = 8
+    made = ome.open(cells).create_label("marked", colors={7: (255, 0, 10, 255)})
+    made.write(labels)
+    made.build_pyramid()
+    _, out, _ = gpustore_command(
+        "view", cells, "--labels", "marked", "--png", tmp_path / "a.png", "--size", 300
+    )
+    assert out.splitlines()[1].endswith("GFP #00FF00 0 to 1000, labels marked")
+    pixels = np.asarray(image.open(tmp_path / "a.png"))
+    assert pixels[150, 210].tolist() == [255, 0, 10]
+    assert pixels[160, 220].tolist() == [89, 0, 4]
+    assert pixels[185, 200].any()
+    assert not pixels[175, 220].any()
+    code, _, err = gpustore_command("view", cells, "--labels", "none", "--png", tmp_path / "a.png")
+    assert code == 1
+    assert "no label image 'none'; label images: nuclei, marked" in err
+    gpustore_command("view", cells / "labels" / "marked", "--png", tmp_path / "b.png")
+    pixels = np.asarray(image.open(tmp_path / "b.png"))
+    assert pixels[310, 410].tolist() == [255, 0, 10]
+    assert pixels[370, 410].any()
+    code, _, err = gpustore_command("view", cells / "0", "--labels", "--png", tmp_path / "a.png")
+    assert "--labels is for images in OME-Zarr" in err
+
+
+def test_a_plate_says_what_can_be_viewed(gpustore_command, tmp_path):
+    ome.create_plate(tmp_path / "p", rows="A", columns="1")
+    _, _, err = gpustore_command("view", tmp_path / "p", "--png", tmp_path / "a.png")
+    assert "is a plate: name a field of it" in err

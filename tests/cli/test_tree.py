@@ -70,7 +70,7 @@ def test_an_image_shows_its_scales(gpustore_command, image):
     assert out.splitlines() == [
         f"{path}  Zarr v3, OME-Zarr 0.5, axes zyx, 2 levels, 18.0 kB",
         "├── 0  3 x 40 x 60 uint16, 14.4 kB, y 0.5 µm, x 0.25 µm",
-        "└── 1  3 x 20 x 30 uint16, 3.60 kB, y 1 µm, x 0.25 µm",
+        "└── 1  3 x 20 x 30 uint16, 3.60 kB, y 1 µm, x 0.5 µm",
     ]
 
 
