@@ -11,7 +11,7 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 23_706_787_410_843_661
+ABI = 22_415_584_279_071_500
 """Number that ``gpustore_core_abi()`` returns if the library and this package fit together: a hash
 of the declarations that both share."""
 
