@@ -118,6 +118,13 @@ def test_first_scripts_are_shorter_than_with_zarr_python():
         assert "assert " in check
 
 
+def test_a_file_becomes_a_segmented_image_with_a_pyramid_in_25_lines():
+    page = GUIDE / "ome.md"
+    [code] = [text for _, text in blocks(page) if "ome.write(" in text and "tiles(overlap" in text]
+    assert "labels.build_pyramid()" in code
+    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+
+
 def as_python(language, text):
     """What a block does: of a console, the lines with commands of gpustore."""
     if language != "console":
@@ -140,7 +147,7 @@ def check_page_runs(page, runner, folder):
     assert len(code) >= 4
     if page.stem == "loader" and importlib.util.find_spec("torch") is None:
         code = [block for block in code if "import torch" not in block]
-    if page.stem in {"command-line", "copy", "train"}:
+    if page.stem in {"command-line", "copy", "ome", "train"}:
         code = [as_python(language, text) for language, text in blocks(page)]
     if page.stem == "ray":  # It warns of settings of its own.
         code.insert(0, "import warnings\n\nwarnings.simplefilter('default')\n")
