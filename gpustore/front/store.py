@@ -24,6 +24,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.index_space.selection import Expression
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
@@ -64,7 +65,7 @@ class TensorStore(ShownArray):
     # ---- parts of it
 
     def __getitem__(self, index: Any) -> TensorStore:
-        """Return the part an index expression selects; no I/O.
+        """Return the part an index or a dimension expression selects; no I/O.
 
         Raises
         ------
@@ -74,6 +75,8 @@ class TensorStore(ShownArray):
         try:
             return self._through(self._transform[index])
         except OutOfBoundsError as error:
+            if isinstance(index, Expression) and not error.status:
+                raise  # What does not fit is the expression, whichever way indices count.
             raise self._about_bounds(error, self.domain) from None
 
     def _about_bounds(self, error: OutOfBoundsError, domain: IndexDomain) -> OutOfBoundsError:

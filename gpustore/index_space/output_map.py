@@ -36,6 +36,9 @@ class OutputIndexMethod(enum.Enum):
     single_input_dimension = 1
     array = 2
 
+    def __index__(self) -> int:
+        return self.value
+
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class OutputIndexMap:

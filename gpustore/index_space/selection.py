@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpustore.errors import MetadataError
-from gpustore.index_space.interval import INT64_MAX, INT64_MIN, check_rank, index_argument, quote
+from gpustore.index_space.interval import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_RANK,
+    check_rank,
+    index_argument,
+    quote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,12 +157,13 @@ def selected_dimensions(terms: Iterable[DimTerm], labels: Sequence[str]) -> tupl
 def new_dimensions(terms: Sequence[DimTerm], rank: int) -> tuple[int, ...]:
     """Return where each new dimension is after all are inserted into a domain of that rank."""
     rank += sum(_new_count(term) if isinstance(term, slice) else 1 for term in terms)
-    check_rank(rank)
-    labels = ("",) * rank
+    labels = ("",) * min(rank, MAX_RANK)
     for i, term in enumerate(terms):
         if isinstance(term, str):
-            _all_dimensions(terms[:i], labels)
+            if rank == len(labels):
+                _all_dimensions(terms[:i], labels)
             raise MetadataError("New dimensions cannot be specified by label")
+    check_rank(rank)
     return selected_dimensions(terms, labels)
 
 

@@ -207,6 +207,8 @@ def test_a_selection_alone_is_no_index(subject):
         of[d[0]]
     with pytest.raises(OutOfBoundsError, match=r"^Only integers"):
         of[d[0][1], 2]
+    with pytest.raises(OutOfBoundsError, match=r'^Label "q" does not match one of {"[^;]*$'):
+        of[d["q"][1]]
 
 
 def test_an_index_is_applied_to_stores_specs_and_schemas():
@@ -264,3 +266,10 @@ def test_members_are_those_of_tensorstore():
 def test_accessors_print_as_in_tensorstore():
     for name in sorted(set(OPERATIONS) - {"index", "diagonal"}):
         assert repr(getattr(d[0], name)) == repr(getattr(ts.d[0], name))
+
+
+def test_ranks_have_a_limit():
+    wide = gpustore.IndexTransform(32)
+    for index in (d[()].diagonal, d[-1][None], d[0].oindex[[[0]]]):
+        with pytest.raises(OutOfBoundsError, match=r"^Rank 33 is outside valid range \[0, 32\]$"):
+            wide[index]

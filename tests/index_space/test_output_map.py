@@ -105,3 +105,9 @@ def test_comparison_looks_into_arrays():
     assert a != gs.OutputIndexMap(index_array=[1, 3])
     assert a != gs.OutputIndexMap(index_array=[1, 2], index_range=gs.Dim(5))
     assert a != 3
+
+
+def test_methods_are_numbers_as_in_tensorstore():
+    for theirs in ts.OutputIndexMethod.__members__.values():
+        ours = gs.OutputIndexMethod(int(theirs))
+        assert (int(ours), str(ours), repr(ours)) == (int(theirs), str(theirs), repr(theirs))
