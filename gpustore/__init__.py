@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         OutOfBoundsError,
         PathNotFoundError,
         StoreIOError,
+        TransactionError,
         UnsupportedError,
     )
     from gpustore.explain.explanation import Explanation
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     )
     from gpustore.runtime.promise import Promise
     from gpustore.runtime.statistics import STATISTICS as statistics
+    from gpustore.runtime.transaction import Transaction
     from gpustore.runtime.write_futures import WriteFutures
     from gpustore.schema import Schema
     from gpustore.schema.chunk_layout import ChunkLayout
@@ -191,6 +193,8 @@ __all__ = [
     "Spec",
     "StoreIOError",
     "TensorStore",
+    "Transaction",
+    "TransactionError",
     "Unit",
     "UnsupportedError",
     "VirtualChunkedReadParameters",
@@ -280,6 +284,7 @@ _NAMES: Final = {
         "OutOfBoundsError",
         "PathNotFoundError",
         "StoreIOError",
+        "TransactionError",
         "UnsupportedError",
     ),
     "explain.explanation": ("Explanation",),
@@ -334,6 +339,7 @@ _NAMES: Final = {
     ),
     "runtime.promise": ("Promise",),
     "runtime.statistics": ("statistics",),
+    "runtime.transaction": ("Transaction",),
     "runtime.write_futures": ("WriteFutures",),
     "schema": ("Schema",),
     "schema.chunk_layout": ("ChunkLayout",),

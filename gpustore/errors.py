@@ -251,6 +251,12 @@ class ConflictError(GpustoreError, ValueError):
     default_status = "ABORTED"
 
 
+class TransactionError(GpustoreError, ValueError):
+    """A transaction is not open any more, or cannot make the change that was asked of it."""
+
+    kind = "transaction"
+
+
 class OutOfBoundsError(GpustoreError, IndexError, ValueError):
     """An index lies outside the domain."""
 

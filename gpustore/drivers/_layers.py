@@ -11,9 +11,10 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, open_kvstore
 from gpustore.drivers.options import bound_resources
-from gpustore.errors import MetadataError, prefixing
+from gpustore.errors import MetadataError, TransactionError, prefixing
 from gpustore.index_space import Dim, IndexDomain, IndexTransform
 from gpustore.runtime.context import Context
+from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
 
 Units = tuple[Unit | None, ...]
@@ -71,12 +72,21 @@ class Layer(NamedTuple):
         Spec of a layer that each operation opens; exactly one of both is None.
     context : Context or None
         Resources with which `spec` is opened.
+    transaction : Transaction or None
+        Transaction in which `spec` is opened.
     """
 
     transform: IndexTransform
     driver: Driver | None
     spec: LayerSpec | None = None
     context: Context | None = None
+    transaction: Transaction | None = None
+
+    def in_transaction(self, transaction: Transaction | None) -> Layer:
+        """Return the layer with all operations in a transaction, or in none."""
+        if self.driver is None:
+            return self._replace(transaction=transaction)
+        return self._replace(driver=self.driver.in_transaction(transaction))
 
     def opening(self, *, write: bool) -> Opening:
         """Begin to open the layer, for writes or for reads."""
@@ -84,7 +94,9 @@ class Layer(NamedTuple):
         assert self.context is not None
         mode, context = self.spec.mode, self.context
         read, also_write = (None, True) if write else (True, None)
-        request = OpenRequest(mode, context, read, also_write, self.transform)
+        request = OpenRequest(
+            *(mode, context, read, also_write, self.transform), transaction=self.transaction
+        )
         return self.spec.driver.open(request)
 
     @property
@@ -144,6 +156,25 @@ def each_layer(count: int) -> Iterator[tuple[int, prefixing]]:
 def layer_errors(number: int) -> prefixing:
     """Return a context manager that names a layer in errors."""
     return prefixing(f"Layer {number}")
+
+
+def common_transaction(layers: Sequence[Layer]) -> Transaction | None:
+    """Return the transaction of the opened layers, None if there is none.
+
+    Raises
+    ------
+    TransactionError
+        If they belong to different ones.
+    """
+    opened = [(number, one.driver) for number, one in enumerate(layers) if one.driver is not None]
+    if not opened:
+        return None
+    common = opened[0][1].transaction
+    for number, driver in opened:
+        if driver.transaction is not common:
+            with layer_errors(number):
+                raise TransactionError("Transaction mismatch")
+    return common
 
 
 def combined_domain(domains: Sequence[IndexDomain], constraint: IndexDomain | None) -> IndexDomain:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from copy import copy
 from typing import Any
 
 from gpustore.backends.selection import select_backend
@@ -58,6 +59,20 @@ class Setting:
     def __init__(self, resources: Mapping[str, Context.Resource]) -> None:
         self.resources = resources
         self.is_bound = False
+
+    def uncached(self) -> Setting:
+        """Return the setting without caches, for arrays in a transaction."""
+        setting = copy(self)
+        setting.cache = setting.metadata_cache = None
+        setting.device_pool = DeviceCachePool(0)
+        return setting
+
+    def forget_range(self, store: Hashable, prefix: str) -> None:
+        """Drop the keys of a store that start with `prefix` from all caches."""
+        for cache in (self.cache, self.metadata_cache):
+            if cache is not None:
+                cache.forget_range(store, prefix)
+        self.device_pool.forget_range(store, prefix)
 
     def bind(self) -> None:
         """Make the values; raises GpustoreError if a resource cannot be made."""

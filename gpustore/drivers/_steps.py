@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest, open_kvstor
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.format import ArrayDescription
 from gpustore.drivers.options import recheck_bound, without_resources
+from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -47,6 +50,8 @@ from gpustore.index_space.output_map import identity_maps
 from gpustore.index_space.transform import make_transform
 from gpustore.kvstores.base import prefix_end
 from gpustore.kvstores.columns import ABSENT
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.transaction import TransactedKvStore, in_transaction
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object
@@ -55,6 +60,7 @@ from gpustore.resources.device_cache_pool import TABLE_NBYTES, Residence
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES, ArrayId, CacheUse, Space
 from gpustore.runtime.context import Context
+from gpustore.runtime.transaction import Transaction, TransactionExecutor
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue
 
@@ -68,7 +74,7 @@ class Steps:
 
     __slots__ = (
         *("__weakref__", "executor", "file", "format", "found", "hierarchy", "mode", "read_at"),
-        *("request", "setting", "spec", "store"),
+        *("plain_setting", "request", "setting", "spec", "store"),
     )
 
     def __init__(self, spec: Any, request: OpenRequest) -> None:
@@ -76,30 +82,44 @@ class Steps:
         self.format = spec.format
         self.request = request
         self.found = request.found
-        self.setting = setting = setting_of(request.context, spec.options)
+        self.plain_setting = setting = setting_of(request.context, spec.options)
         try:
             self.mode = _checked_mode(request)
             if spec.kvstore is None:
                 raise MetadataError('"kvstore" must be specified')
             if not setting.is_bound:
                 setting.bind()
-            self.store = store = open_kvstore(spec.kvstore, request.context)
+            store = open_kvstore(spec.kvstore, request.context, request.transaction)
         except GpustoreError:
             with prefixing(self._context()):
                 raise
-        self.executor = setting.executor
-        io = store.driver.executor
-        if io is not None and io.limit < self.executor.limit:
-            self.executor = io  # One thread fetches and decodes: both limits hold.
+        self.hierarchy = request.hierarchy
+        self._use(store)
+
+    def _use(self, store: KvStore) -> None:
+        """Let all I/O go through a kvstore."""
+        self.store, spec, transaction = store, self.spec, store.driver.transaction
+        self.setting = setting = self.plain_setting
+        executor, io = setting.executor, store.driver.executor
+        if io is not None and io.limit < executor.limit:
+            executor = io  # One thread fetches and decodes: both limits hold.
+        if transaction is not None:
+            executor = TransactionExecutor(executor, transaction)
+            self.setting = setting.uncached()
+        self.executor = executor
         name = spec.options.get("metadata_key") if spec.options else None
         key = store.path + str(name or self.format.metadata_key)
-        cache, limits = setting.metadata_cache, setting.limits
+        cache, limits = self.setting.metadata_cache, setting.limits
         self.file = MetadataFile(self.format, store.driver, key, limits, spec.metadata, cache)
-        self.hierarchy = request.hierarchy
-        if spec.node_path and self.hierarchy is None:
+        if spec.node_path and (self.hierarchy is None or transaction is not None):
             root = store.path[: -len(spec.node_path) - 1]
-            version, pool = self.format.zarr_format, setting.device_pool
+            version, pool = self.format.zarr_format, self.setting.device_pool
             self.hierarchy = Hierarchy(store.driver, root, version, limits, cache, pool)
+        if transaction is not None:
+            assert isinstance(store.driver, TransactedKvStore)
+            prefix = store.path if self.hierarchy is None else self.hierarchy.root
+            forget = partial(setting.forget_range, store.driver.plain.identity, prefix)
+            store.driver.stage.committed[id(setting), prefix] = forget
 
     def _context(self) -> str:
         return f'Error opening "{self.spec.id}" driver'
@@ -219,10 +239,7 @@ class Steps:
             driver.delete_range(path, prefix_end(path))
             return ABSENT
         finally:
-            for cache in (self.setting.cache, self.file.cache):
-                if cache is not None:
-                    cache.forget_range(driver.identity, path)
-            self.setting.device_pool.forget_range(driver.identity, path)
+            self.setting.forget_range(driver.identity, path)
 
     def _nothing_there(self) -> PathNotFoundError:
         text = f"Metadata at {self.file.name} does not exist"
@@ -265,7 +282,8 @@ class Steps:
         if options:
             given = options.get("recheck_cached_metadata", "open")
             recheck = recheck_bound(given, -math.inf)
-        return ChunkedDriver(
+        kind = ChunkedDriver if self.store.driver.transaction is None else TransactedDriver
+        return kind(
             self.file,
             metadata,
             description,
@@ -279,6 +297,30 @@ class Steps:
             hierarchy=self.hierarchy,
             zattrs=None if request.node is None else _zattrs(request.node),
         )
+
+    def bound(self, opened: ChunkedDriver, transaction: Transaction | None) -> ChunkedDriver:
+        """Return the opened array with all operations in a transaction, or in none."""
+        steps = copy(self)
+        store = opened.kvstore
+        steps._use(KvStore(in_transaction(store.driver, transaction), store.path))
+        kind = ChunkedDriver if transaction is None else TransactedDriver
+        driver = kind(
+            steps.file,
+            opened.metadata,
+            opened.description,
+            steps,
+            steps.store,
+            opened.readable,
+            opened.writable,
+            opened.assumed,
+            opened.recheck,
+            opened.read_at,
+            steps.hierarchy,
+            opened.zattrs,
+        )
+        if isinstance(driver, TransactedDriver):
+            vars(driver)["plain_array"] = opened.array
+        return driver
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:

@@ -49,6 +49,7 @@ from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
+from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -67,6 +68,7 @@ class ArrayDriver(Unexplained, Unresizable):
     resources: Mapping[str, Context.Resource]
     readable: bool
     writable: bool
+    transaction: Transaction | None = None
 
     id = "array"
     unexplained = 'explain is not supported by the "array" driver: its elements are in memory'
@@ -87,6 +89,10 @@ class ArrayDriver(Unexplained, Unresizable):
     def chunk_layout(self) -> ChunkLayout:
         """Layout of a single chunk; the inner order is that of the array's strides."""
         return _layout(self.array)
+
+    def in_transaction(self, transaction: Transaction | None) -> ArrayDriver:
+        """Return the array in a transaction, in which it cannot be written."""
+        return replace(self, transaction=transaction)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return a spec with a copy of the elements, also if `minimal`."""
@@ -161,6 +167,8 @@ class ArrayDriver(Unexplained, Unresizable):
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Overwrite the elements of the domain of `transform`."""
+        if self.transaction is not None:
+            raise UnsupportedError('"array" driver does not support transactions')
         STATISTICS.add(writes=1)
         domain = transform.domain
         if self.array.dtype == object:
@@ -289,7 +297,7 @@ class ArraySpec:
                 units=self.constraints.dimension_units,
                 readable=request.readable,
                 writable=request.writable,
-            )
+            ).in_transaction(request.transaction)
             transform = IndexTransform(driver.domain)
             if request.transform is not None:
                 transform = transform[request.transform]

@@ -98,7 +98,7 @@ class AutoSpec:
             )
         if self.kvstore is None:
             raise MetadataError('Error opening "auto" driver: "kvstore" must be specified')
-        base = open_kvstore(self.kvstore, request.context)
+        base = open_kvstore(self.kvstore, request.context, request.transaction)
         context = request.context
         if self.references:
             context = Context(dict(self.references), parent=context)

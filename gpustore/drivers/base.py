@@ -8,7 +8,7 @@ writes through index transforms into its own domain.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from gpustore.backends.base import Output
@@ -20,12 +20,14 @@ from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.transaction import in_transaction
 from gpustore.metadata.node import Node
 from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
+from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -164,6 +166,8 @@ class OpenRequest(NamedTuple):
         Node of the array in that hierarchy; its document is not read again.
     found : FoundMetadata or None
         Metadata read during detection, which are not read again.
+    transaction : Transaction or None
+        Transaction to which all operations of the array belong.
     """
 
     mode: OpenMode
@@ -174,6 +178,7 @@ class OpenRequest(NamedTuple):
     hierarchy: Hierarchy | None = None
     node: Node | None = None
     found: FoundMetadata | None = None
+    transaction: Transaction | None = None
 
     @property
     def readable(self) -> bool:
@@ -329,6 +334,13 @@ class Driver(Protocol):
         """Write the domain of `transform`; see :func:`gpustore.pipelines.write.write`."""
 
     @property
+    def transaction(self) -> Transaction | None:
+        """Transaction to which all operations belong; None if there is none."""
+
+    def in_transaction(self, transaction: Transaction | None) -> Driver:
+        """Return the array with all operations in a transaction, or in none; no I/O."""
+
+    @property
     def executor(self) -> Executor:
         """Executor whose threads call :meth:`resolve` and :meth:`resize`."""
 
@@ -400,6 +412,17 @@ class OverBase:
     def executor(self) -> Executor:
         """Executor of the base."""
         return self.base.executor
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """Transaction of the base."""
+        return self.base.transaction
+
+    def in_transaction(self, transaction: Transaction | None) -> Driver:
+        """Return the driver over the base in a transaction."""
+        changed: Any = self
+        over: Driver = replace(changed, base=self.base.in_transaction(transaction))
+        return over
 
 
 class Unresizable:
@@ -491,9 +514,14 @@ class AdapterKind(DriverKind, Protocol):
         """
 
 
-def open_kvstore(spec: KvStore.Spec, context: Context) -> KvStore:
-    """Open a kvstore with the resources of `context`; no I/O."""
-    return KvStore(spec.open_driver(context), spec.path)
+def open_kvstore(
+    spec: KvStore.Spec, context: Context, transaction: Transaction | None = None
+) -> KvStore:
+    """Open a kvstore with the resources of `context`, perhaps in a transaction; no I/O."""
+    driver = spec.open_driver(context)
+    if transaction is not None:  # Not a call in the way of every opening.
+        driver = in_transaction(driver, transaction)
+    return KvStore(driver, spec.path)
 
 
 def schema_members(constraints: Schema, *, rank_known: bool = False) -> dict[str, JsonValue]:

@@ -56,6 +56,7 @@ from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
+from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -89,6 +90,9 @@ class Origin(Protocol):
 
     def respec(self, opened: ChunkedDriver, metadata: Any, /) -> DriverSpec:
         """Return the unopened spec with `metadata`, or with None a minimal one."""
+
+    def bound(self, opened: ChunkedDriver, transaction: Transaction | None, /) -> ChunkedDriver:
+        """Return the opened array with all operations in a transaction, or in none."""
 
 
 @dataclass(eq=False)
@@ -314,6 +318,9 @@ class ChunkedDriver:
             source = object_array(source, self.dtype, max_rank=transform.domain.rank)
         if self.recheck > self.read_at:
             return self._write_rechecked(transform, source)
+        return self._write(transform, source)
+
+    def _write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         return write(self.array, transform, source)
 
     def _rechecked(
@@ -341,7 +348,7 @@ class ChunkedDriver:
                 driver = self.resolve(self.recheck)
                 wanted.check()
                 bounded = IndexTransform(driver.domain)[transform]
-                futures = write(driver.array, bounded, source)
+                futures = driver._write(bounded, source)
             except BaseException:
                 copied.set_result(None)
                 raise
@@ -368,6 +375,14 @@ class ChunkedDriver:
     @property
     def executor(self) -> Executor:
         return self.array.executor
+
+    @property
+    def transaction(self) -> Transaction | None:
+        return None
+
+    def in_transaction(self, transaction: Transaction | None) -> ChunkedDriver:
+        """Return the array with all operations in a transaction, or in none."""
+        return self.origin.bound(self, transaction)
 
     def resolve(self, bound: float = math.inf) -> ChunkedDriver:
         """Read the metadata again and return the driver with them; only the shape may differ.

@@ -38,11 +38,13 @@ from gpustore.errors import ConflictError, MetadataError, NotFoundError, Unsuppo
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.transaction import in_transaction
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, ready
 from gpustore.runtime.limits import Limits
+from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -94,6 +96,16 @@ class JsonDriver(Unexplained, Unresizable):
         """Chunk layout of a rank-0 array."""
         return ChunkLayout(rank=0)
 
+    @property
+    def transaction(self) -> Transaction | None:
+        """Transaction of the kvstore."""
+        return self.kvstore.transaction
+
+    def in_transaction(self, transaction: Transaction | None) -> JsonDriver:
+        """Return the value in a transaction."""
+        store = self.kvstore
+        return replace(self, kvstore=KvStore(in_transaction(store.driver, transaction), store.path))
+
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec, which is the same with and without `minimal`."""
         del minimal
@@ -133,7 +145,7 @@ class JsonDriver(Unexplained, Unresizable):
                 array[index] = value
             return array
 
-        return self.executor.submit(run)
+        return self._threads.submit(run)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
@@ -151,8 +163,14 @@ class JsonDriver(Unexplained, Unresizable):
             return WriteFutures(ready(None), ready(None))
         # All elements of the domain are the same value, so the last one written stays.
         value = elements[-1]
-        future: Future[None] = self.executor.submit(self._store, value, drain=True)
+        future: Future[None] = self._threads.submit(self._store, value, drain=True)
         return WriteFutures(future, future)
+
+    @property
+    def _threads(self) -> Executor:
+        """Executor of reads and writes, for which the commit of a transaction waits."""
+        threads = self.kvstore.driver.executor if self.transaction is not None else None
+        return threads or self.executor
 
     @property
     def _key(self) -> str:
@@ -252,7 +270,7 @@ class JsonSpec:
         if self.kvstore is None:
             raise MetadataError('Error opening "json" driver: "kvstore" must be specified')
         context = request.context
-        store = open_kvstore(self.kvstore, context)
+        store = open_kvstore(self.kvstore, context, request.transaction)
         resources = {
             name: context.resource(name) for name in ("cache_pool", "data_copy_concurrency")
         }

@@ -33,6 +33,7 @@ from gpustore.drivers._layers import (
     check_schema,
     combined_domain,
     combined_units,
+    common_transaction,
     layer_errors,
     open_layers,
 )
@@ -59,6 +60,7 @@ from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed
 from gpustore.runtime.gather import gather
+from gpustore.runtime.transaction import Transaction, TransactionExecutor
 from gpustore.runtime.write_futures import WriteFutures, write_after
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -81,6 +83,8 @@ class StackDriver(Unexplained, Unresizable):
     readable, writable : bool
     concurrency : Context.Resource
         Executor of the stack itself.
+    transaction : Transaction or None
+        Transaction of all layers.
     """
 
     layers: tuple[Layer, ...]
@@ -90,6 +94,7 @@ class StackDriver(Unexplained, Unresizable):
     readable: bool
     writable: bool
     concurrency: Context.Resource
+    transaction: Transaction | None = None
 
     id = "stack"
     base = None
@@ -140,7 +145,13 @@ class StackDriver(Unexplained, Unresizable):
     @property
     def executor(self) -> Executor:
         executor: Executor = self.concurrency.value
-        return executor
+        transaction = self.transaction
+        return executor if transaction is None else TransactionExecutor(executor, transaction)
+
+    def in_transaction(self, transaction: Transaction | None) -> StackDriver:
+        """Return the stack with all layers in a transaction, or in none."""
+        layers = tuple([layer.in_transaction(transaction) for layer in self.layers])
+        return replace(self, layers=layers, transaction=transaction)
 
     def spec(self, *, minimal: bool) -> StackSpec:
         """Return the specs of the layers, with the domain and the units of the stack."""
@@ -274,7 +285,9 @@ def stack_driver(
         constraints.dimension_units, [layer.units for layer in layers], domain.rank
     )
     resource = context.resource(_CONCURRENCY, concurrency)
-    return StackDriver(tuple(layers), dtype, domain, units, readable, writable, resource)
+    common = common_transaction(layers)
+    stack = StackDriver(tuple(layers), dtype, domain, units, readable, writable, resource)
+    return stack if common is None else stack.in_transaction(common)
 
 
 @dataclass(frozen=True)
@@ -391,6 +404,8 @@ class StackSpec:
             writable=request.writable,
             concurrency=self.concurrency,
         )
+        if request.transaction is not None:
+            driver = driver.in_transaction(request.transaction)
         transform = IndexTransform(driver.domain)
         if request.transform is not None:
             transform = transform[request.transform]

@@ -48,6 +48,7 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.interval import INF, INF_STOP, format_interval
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.transaction import TransactedKvStore
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.object_type import OBJECT_CODECS, empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -56,6 +57,7 @@ from gpustore.pipelines.read import contiguous, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import plan_many, read_many
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
+from gpustore.pipelines.staged_writes import staged_write
 from gpustore.pipelines.write import write
 from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.stored_chunks import StoredChunks
@@ -66,6 +68,7 @@ from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.limits import Limits
+from gpustore.runtime.transaction import Transaction, TransactionExecutor
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -125,6 +128,9 @@ class VirtualChunkedDriver(Unresizable):
     options : mapping
         Options of the spec.
     readable, writable : bool
+    transaction : Transaction or None
+    plain_array : ChunkedArray or None
+        Array of the pipelines outside of the transaction.
     """
 
     functions: ChunkFunctions
@@ -138,6 +144,8 @@ class VirtualChunkedDriver(Unresizable):
     options: Mapping[str, JsonValue]
     readable: bool
     writable: bool
+    transaction: Transaction | None = None
+    plain_array: ChunkedArray | None = None
 
     id = "virtual_chunked"
     base = None
@@ -158,6 +166,19 @@ class VirtualChunkedDriver(Unresizable):
     @property
     def executor(self) -> Executor:
         return self.array.executor
+
+    def in_transaction(self, transaction: Transaction | None) -> VirtualChunkedDriver:
+        """Return the array with all operations in a transaction, or in none."""
+        plain = self.plain_array or self.array
+        if transaction is None:
+            return replace(self, array=plain, transaction=None, plain_array=None)
+        executor = TransactionExecutor(plain.executor, transaction)
+        store = TransactedKvStore(plain.store, transaction)
+        if plain.cache is not None:
+            forget = partial(plain.cache.cache.forget_range, plain.store.identity, plain.key_prefix)
+            store.stage.committed[id(plain)] = forget
+        array = replace(plain, store=store, executor=executor, cache=None)
+        return replace(self, array=array, transaction=transaction, plain_array=plain)
 
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec, which is the same with and without `minimal`."""
@@ -190,7 +211,7 @@ class VirtualChunkedDriver(Unresizable):
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Compute the chunks and copy their elements."""
-        if batch is None:
+        if batch is None or self.transaction is not None:
             return read(self.array, self._inside(transform), output)
         return read_in_batch(self._in_batches, self._inside(transform), batch, output)
 
@@ -248,6 +269,9 @@ class VirtualChunkedDriver(Unresizable):
         """Store the chunks; those of which a part is written are computed first."""
         if self.array.dtype.hasobject:
             source = object_array(source, self.dtype, max_rank=transform.domain.rank)
+        store = self.array.store
+        if self.plain_array is not None and isinstance(store, TransactedKvStore):
+            return staged_write(self.plain_array, store, self._inside(transform), source)
         return write(self.array, self._inside(transform), source)
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
@@ -324,6 +348,8 @@ class VirtualChunkedSpec:
                 readable=request.readable and functions.read is not None,
                 writable=request.writable and functions.write is not None,
             )
+        if request.transaction is not None:
+            driver = driver.in_transaction(request.transaction)
         transform = IndexTransform(driver.domain)
         if request.transform is not None:
             transform = transform[request.transform]

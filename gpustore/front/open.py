@@ -20,6 +20,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
+from gpustore.runtime.transaction import Transaction, check_transaction
 
 
 def open(
@@ -36,6 +37,7 @@ def open(
     assume_cached_metadata: bool | None = None,
     context: Context | Mapping[str, Any] | None = None,
     batch: Batch | None = None,
+    transaction: Transaction | None = None,
     kvstore: KvStore.Spec | KvStore | None = None,
     recheck_cached_metadata: Any = None,
     recheck_cached_data: Any = None,
@@ -77,6 +79,8 @@ def open(
     context : Context or dict, optional
         Shared caches, thread pools and limits, or the JSON of such a context. By default each call
         makes its own.
+    transaction : Transaction, optional
+        Transaction to which opening, creating, and all operations of the store belong.
     batch : Batch, optional
         Opening begins when the batch is submitted.
     kvstore : KvStore.Spec or KvStore, optional
@@ -128,6 +132,8 @@ def open(
         context = Context(context)
     if context is not None and not isinstance(context, Context):
         raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
+    if transaction is not None:
+        check_transaction(transaction)
     if batch is not None:
         check_batch(batch, open=False)
     if isinstance(spec, KvStore):
@@ -178,7 +184,7 @@ def open(
     if not (data is attributes is None and (dims is None or opened._driver.id == "zarr3")):
         opened, fill = _filled(opened, data, attributes, dims)
     try:
-        opening = opened._opening(context, read, write)
+        opening = opened._opening(context, read, write, transaction)
     except GpustoreError as error:
         return failed(error)
 

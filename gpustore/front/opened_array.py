@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.runtime.transaction import Transaction, check_rebinding
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -118,6 +119,25 @@ class OpenedArray(IndexedView):
     def kvstore(self) -> KvStore | None:
         """Kvstore with the array's path; None for an array in memory."""
         return self._driver.kvstore
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """Transaction to which reads and writes belong; None if there is none."""
+        return self._driver.transaction
+
+    def with_transaction(self, transaction: Transaction | None) -> Self:
+        """Return the store with all operations in a transaction, or in none.
+
+        Writes are staged: their Futures are done at once, and the source may be changed. Elements
+        on a device are copied to host memory for that.
+
+        Raises
+        ------
+        TransactionError
+            If the store belongs to a transaction that is not committed.
+        """
+        check_rebinding(self.transaction, transaction)
+        return self._of(self._driver.in_transaction(transaction), self._transform)  # type: ignore[attr-defined,no-any-return]
 
     @property
     def attrs(self) -> Attributes:

@@ -47,7 +47,7 @@ def opened_spec(
     spec = _with_layers(spec, driver, minimal, retain_context)
     if kvstore is not None:
         within = kvstore.spec_within(driver.resources)
-        spec = _over(spec, within.retaining(kvstore.driver) if retain_context else within)
+        spec = _over(spec, within.retaining(kvstore.driver.plain) if retain_context else within)
     pool = driver.resources.get(METADATA_POOL)
     if pool is not None:
         spec = spec.updated(**{METADATA_POOL: pool.to_json()})

@@ -46,6 +46,7 @@ from gpustore.kvstores.spec import (
 )
 from gpustore.runtime.context import Context
 from gpustore.runtime.keyword_argument import set_keywords
+from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
@@ -335,12 +336,21 @@ class Spec(IndexedView):
         below = getattr(self._driver, "base_transform", self._transform)
         return None if base is None else Spec._make(base, below, self._mode, None)
 
-    def _opening(self, context: Context | None, read: bool | None, write: bool | None) -> Opening:
+    def _opening(
+        self,
+        context: Context | None,
+        read: bool | None,
+        write: bool | None,
+        transaction: Transaction | None = None,
+    ) -> Opening:
         """Prepare the opening; `context` holds resources that the spec's own does not define."""
         scope = context or Context()
         if self._context is not None:
             scope = Context(self._context, context)
-        return self._driver.open(OpenRequest(self._mode, scope, read, write, self._transform))
+        request = OpenRequest(
+            self._mode, scope, read, write, self._transform, transaction=transaction
+        )
+        return self._driver.open(request)
 
     # ---- as data
 

@@ -32,6 +32,7 @@ from gpustore.errors import (
 )
 from gpustore.kvstores.columns import (
     ABSENT,
+    AtomicRequest,
     LocateColumns,
     ReadColumns,
     ReadRequest,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from gpustore.runtime.context import Context
     from gpustore.runtime.executor import Executor
+    from gpustore.runtime.transaction import Transaction
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
@@ -170,6 +172,10 @@ class KvStoreDriver(abc.ABC):
     is_trusted : bool
         Whether decoders that promise nothing about damaged streams may decode its values. False for
         plain http and https, where anybody can be the server.
+    writes_together : bool
+        Whether :meth:`write_together` is supported.
+    transaction : Transaction or None
+        Transaction to which reads and writes belong.
     locates_files : bool
         Whether :meth:`locate_many` returns local files for some values.
     replaces_in_pieces : bool
@@ -189,6 +195,8 @@ class KvStoreDriver(abc.ABC):
     can_write: bool = True
     can_list: bool = True
     atomic_single_key: bool = False
+    writes_together: bool = False
+    transaction: Transaction | None = None
     is_local: bool = False
     is_trusted: bool = True
     locates_files: bool = False
@@ -205,6 +213,22 @@ class KvStoreDriver(abc.ABC):
     def write_many(self, request: WriteRequest) -> WriteColumns:
         """Write or delete a batch of keys. Errors are reported by key, and not raised."""
         raise self._unsupported("writing")
+
+    def write_together(self, request: AtomicRequest) -> builtins.list[str]:
+        """Make changes of several keys so that readers, also after a power failure, find all of
+        them or none.
+
+        Returns
+        -------
+        list of str
+            Keys without the expected generation: if there are any, nothing is changed.
+
+        Raises
+        ------
+        GpustoreError
+            Nothing was changed, as far as is known.
+        """
+        raise self._unsupported("changing several keys at once")
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
         """Replace a value by one that is made from it; repeat if another writer was faster.
@@ -367,6 +391,11 @@ class KvStoreDriver(abc.ABC):
     def describe(self, key: str) -> str:
         """Return the name of a key for messages, e.g. ``local file "/p/zarr.json"``."""
         return quote(key)
+
+    @property
+    def plain(self) -> KvStoreDriver:
+        """The same kvstore outside of any transaction."""
+        return self
 
     def rooted(self, path: str) -> KvStoreDriver:
         """Return the same store with another root, which links must not leave."""

@@ -118,6 +118,33 @@ class WriteRequest:
 
 
 @dataclass(slots=True)
+class AtomicRequest:
+    """Changes of which all are made at once, or none if a condition fails.
+
+    Attributes
+    ----------
+    keys : sequence of str, length n
+        Keys to write, each once.
+    values : sequence of Buffer or None, length n
+        None deletes the key.
+    expected : mapping of str to bytes
+        Generations that keys must have, those that are written and others.
+    deleted : sequence of (str, str or None)
+        Ranges of keys that are deleted, but for those that are written: the first key, and the
+        first one behind the range or None.
+    """
+
+    keys: Sequence[str]
+    values: Sequence[Buffer | None]
+    expected: Mapping[str, bytes]
+    deleted: Sequence[tuple[str, str | None]] = ()
+
+    def failed(self, found: Mapping[str, bytes]) -> list[str]:
+        """Return the keys that do not have the expected generation, given those found."""
+        return [key for key, generation in self.expected.items() if found[key] != generation]
+
+
+@dataclass(slots=True)
 class WriteColumns:
     """Results of a write, one entry a key.
 
@@ -227,6 +254,31 @@ def check_nbytes(nbytes: int, max_nbytes: int | None, key: str) -> None:
             f"{quote(key)} has {nbytes} bytes, at most {max_nbytes} are expected",
             key=key,
         )
+
+
+def part_of(value: Buffer, i: int, request: ReadRequest) -> Buffer:
+    """Return the bytes of the value of entry `i` that the request asks for, where it asks for them.
+
+    Raises
+    ------
+    MismatchError
+        If the byte range is not inside the value.
+    LimitError
+        If the part is longer than the request allows.
+    """
+    key = request.keys[i]
+    start = 0 if request.start is None else request.start[i]
+    stop = None if request.stop is None else request.stop[i]
+    part = value
+    if start != 0 or stop is not None:
+        begin, end = check_byte_range(len(value), start, stop, key)
+        part = memoryview(value)[begin:end]
+    check_nbytes(len(part), request.max_nbytes, key)
+    if request.into is None:
+        return part
+    out = request.into.take(len(part))
+    out[:] = part
+    return out
 
 
 def condition_holds(if_equal: bytes, generation: bytes) -> bool:

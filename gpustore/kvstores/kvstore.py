@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpustore import registry
-from gpustore.errors import GpustoreError, MetadataError, NotFoundError, UnsupportedError
+from gpustore.errors import GpustoreError, MetadataError, NotFoundError, TransactionError
 from gpustore.kvstores import result
 from gpustore.kvstores.base import prefix_end
 from gpustore.kvstores.columns import (
@@ -36,11 +36,13 @@ from gpustore.kvstores.spec import (
     by_reference,
     unbound_json,
 )
+from gpustore.kvstores.transaction import TransactedKvStore, in_transaction
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
 from gpustore.runtime.future import Future, ready
 from gpustore.runtime.promise import Promise
+from gpustore.runtime.transaction import Transaction, at_once, check_rebinding, check_transaction
 from gpustore.strict_json.repr import pretty
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class KvStore:
         spec: KvStoreSpec | JsonValue | os.PathLike[str],
         *,
         context: Context | None = None,
-        transaction: None = None,
+        transaction: Transaction | None = None,
     ) -> Future[KvStore]:
         """Open a kvstore.
 
@@ -109,8 +111,8 @@ class KvStore:
         spec : KvStore.Spec, JSON object, URL or os.PathLike
         context : Context, optional
             Context of its resources; by default a new one.
-        transaction : None
-            Transactions are not supported.
+        transaction : Transaction, optional
+            Transaction to which all operations of the kvstore belong.
 
         Raises
         ------
@@ -119,11 +121,12 @@ class KvStore:
         UnsupportedError
             If the spec requires an unsupported feature.
         """
-        _require_no_transaction(transaction)
+        check_transaction(transaction)
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"context: expected a Context, but received: {context!r:.200}")
         parsed = KvStoreSpec(spec)
-        return ready(KvStore(parsed.open_driver(context), parsed.path))
+        driver = in_transaction(parsed.open_driver(context), transaction)
+        return ready(KvStore(driver, parsed.path))
 
     @staticmethod
     def from_zarr_store(store: Any, *, loop: AbstractEventLoop | None = None) -> KvStore:
@@ -189,9 +192,9 @@ class KvStore:
         return None if base is None else KvStore(base.driver, base.path)
 
     @property
-    def transaction(self) -> None:
-        """Always None, as transactions are not supported."""
-        return
+    def transaction(self) -> Transaction | None:
+        """Transaction to which its operations belong; None if there is none."""
+        return self._driver.transaction
 
     def spec(
         self, *, retain_context: bool | None = None, unbind_context: bool | None = None
@@ -209,16 +212,16 @@ class KvStore:
         """
         if retain_context and unbind_context:
             raise MetadataError("retain_context and unbind_context exclude each other")
-        if isinstance(self._driver, ForeignKvStore):
+        if isinstance(self._driver.plain, ForeignKvStore):
             return KvStoreSpec.from_parts(self._driver.spec, self._path)
         spec = KvStoreSpec.from_json(self._unbound_json())
         if retain_context:
-            return spec.retaining(self._driver)
+            return spec.retaining(self._driver.plain)
         return spec if unbind_context else spec.without_context()
 
     def spec_within(self, resources: Mapping[str, Context.Resource]) -> KvStoreSpec:
         """Return a spec for use inside one that defines `resources`."""
-        if isinstance(self._driver, ForeignKvStore):
+        if isinstance(self._driver.plain, ForeignKvStore):
             return self.spec()
         return KvStoreSpec.from_json(unbound_json(self._driver, self._path, resources))
 
@@ -226,10 +229,16 @@ class KvStore:
         """Return a copy with an independent path."""
         return KvStore(self._driver, self._path)
 
-    def with_transaction(self, transaction: None) -> KvStore:
-        """Return a copy; only None is supported as a transaction."""
-        _require_no_transaction(transaction)
-        return self.copy()
+    def with_transaction(self, transaction: Transaction | None) -> KvStore:
+        """Return the kvstore with all operations in a transaction, or in none.
+
+        Raises
+        ------
+        TransactionError
+            If the kvstore belongs to a transaction that is not committed.
+        """
+        check_rebinding(self.transaction, transaction)
+        return KvStore(in_transaction(self._driver, transaction), self._path)
 
     def _unbound_json(self) -> dict[str, JsonValue]:
         """Return the spec as JSON, with the definitions of all context resources."""
@@ -336,6 +345,8 @@ class KvStore:
             columns.raise_first()
             return result.TimestampedStorageGeneration(columns.generation[0], time.time())
 
+        if isinstance(self._driver, TransactedKvStore):
+            return at_once(partial(self._driver.write, request))
         return self._executor.submit(write, drain=True)
 
     def __getitem__(self, key: str | bytes) -> bytes:
@@ -425,6 +436,7 @@ class KvStore:
     def delete_range(self, range: result.KeyRange) -> Future[None]:
         """Delete all keys of a range."""
         wanted = range.copy()
+        begin = at_once if self.transaction else partial(self._executor.submit, drain=True)
 
         def delete() -> None:
             bounds = self._bounds(wanted)
@@ -434,7 +446,7 @@ class KvStore:
             keys = [self._path + as_text(key) for key in self._list_bytes(wanted)]
             self._driver.write_many(WriteRequest(keys, [None] * len(keys))).raise_first()
 
-        return self._executor.submit(delete, drain=True)
+        return begin(delete)
 
     def experimental_copy_range_to(
         self,
@@ -561,23 +573,20 @@ class KvStore:
         return self.copy()
 
     def __repr__(self) -> str:
-        if isinstance(self._driver, ForeignKvStore):
+        if isinstance(self._driver.plain, ForeignKvStore):
             return f"KvStore({self._driver.spec!r} + {self._path!r})"
         return pretty("KvStore", self._unbound_json())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self._driver, ForeignKvStore):
-            return KvStore, (self._driver, self._path)
+        if self.transaction is not None:
+            raise TransactionError("Cannot serialize KvStore with bound transaction")
+        if isinstance(self._driver.plain, ForeignKvStore):
+            return KvStore, (self._driver.plain, self._path)
         return _reopen, (self._unbound_json(),)
 
 
 def _reopen(json: dict[str, JsonValue]) -> KvStore:
     return KvStore.open(json).result()
-
-
-def _require_no_transaction(transaction: object) -> None:
-    if transaction is not None:
-        raise UnsupportedError("KvStore: transactions are not supported")
 
 
 def _copy_value(value: str | Buffer | None) -> bytes | None:

@@ -18,14 +18,14 @@ from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import KvStoreDriver, require_slashes, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
+    AtomicRequest,
     ReadColumns,
     ReadRequest,
     ReadState,
     WriteColumns,
     WriteRequest,
-    check_byte_range,
-    check_nbytes,
     condition_holds,
+    part_of,
 )
 from gpustore.url import encode_path
 
@@ -63,6 +63,7 @@ class MemoryKvStore(KvStoreDriver):
         self._state = state
         self._spec = spec
         self._resource = resource
+        self.writes_together = spec.atomic
 
     @property
     def spec(self) -> MemorySpec:
@@ -95,7 +96,7 @@ class MemoryKvStore(KvStoreDriver):
                 result.state[i] = ReadState.MISSING
             elif request.if_not_equal is None or request.if_not_equal[i] != generation:
                 try:
-                    result.value[i] = _part(value, i, request)
+                    result.value[i] = part_of(value, i, request)
                     result.state[i] = ReadState.VALUE
                 except GpustoreError as error:
                     result.error[i] = error
@@ -121,6 +122,27 @@ class MemoryKvStore(KvStoreDriver):
                     result.generation[i] = generation
         return result
 
+    def write_together(self, request: AtomicRequest) -> builtins.list[str]:
+        state = self._state
+        values = [None if value is None else bytes(value) for value in request.values]
+        with state.lock:
+            old = state.entries
+            found = {key: old[key][1] if key in old else ABSENT for key in request.expected}
+            failed = request.failed(found)
+            if not failed:
+                # In another dict: a batch of reads, which takes no lock, sees all changes or none.
+                entries = dict(old)
+                for low, high in request.deleted:
+                    for key in self.list(low, high):
+                        entries.pop(key, None)
+                for key, value in zip(request.keys, values, strict=True):
+                    if value is None:
+                        entries.pop(key, None)
+                    else:
+                        entries[key] = value, _pack_generation(next(_counter))
+                state.entries = entries
+        return failed
+
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         with self._state.lock:
             keys = self.list(inclusive_min, exclusive_max)
@@ -135,23 +157,6 @@ class MemoryKvStore(KvStoreDriver):
             for key in list(self._state.entries)
             if inclusive_min <= key and (exclusive_max is None or key < exclusive_max)
         )
-
-
-def _part(value: bytes, i: int, request: ReadRequest) -> bytes | memoryview:
-    """Return the bytes of `value` that entry `i` of the request asks for."""
-    key = request.keys[i]
-    start = 0 if request.start is None else request.start[i]
-    stop = None if request.stop is None else request.stop[i]
-    part: bytes | memoryview = value
-    if start != 0 or stop is not None:
-        begin, end = check_byte_range(len(value), start, stop, key)
-        part = memoryview(value)[begin:end]
-    check_nbytes(len(part), request.max_nbytes, key)
-    if request.into is None:
-        return part
-    out = request.into.take(len(part))
-    out[:] = part
-    return out
 
 
 @dataclass(frozen=True, slots=True)

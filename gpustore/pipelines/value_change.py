@@ -59,12 +59,12 @@ class ValueChange:
     def of(cls, array: ChunkedArray, layers: Sequence[Layer]) -> ValueChange:
         """Make the change of layers of one key; those that a later one covers are left out."""
         for i in reversed(range(len(layers))):
-            if _is_whole(array, layers[i].rows):
+            if is_whole(array, layers[i].rows):
                 return cls(layers[0].rows.keys[0], layers[i:], whole=True)
         return cls(layers[0].rows.keys[0], layers, whole=False)
 
 
-def _is_whole(array: ChunkedArray, rows: PlanWindow) -> bool:
+def is_whole(array: ChunkedArray, rows: PlanWindow) -> bool:
     """Whether rows of one key cover all of its value that lies inside the array."""
     return all(rows.whole) and (not array.levels or len(rows) == _inner_chunks(array, rows))
 
@@ -162,7 +162,7 @@ def _apply(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
             present = dict(zip(read, zip(columns.value, columns.generation)))
         keys = [one.key for one in changes]
         seen = [present.get(key, (None, b"")) for key in keys]
-        values = _encoded(array, [(one.layers, value) for one, (value, _) in zip(changes, seen)])
+        values = encoded(array, [(one.layers, value) for one, (value, _) in zip(changes, seen)])
         conditions = [generation for _, generation in seen] if read else None
         stored = _store(array, WriteRequest(keys, values, conditions))
         _raise_first(array, keys, stored)
@@ -183,7 +183,7 @@ Encoded = Iterator[Buffer | None]
 """Encoded chunks in the order in which they were asked for."""
 
 
-def _encoded(
+def encoded(
     array: ChunkedArray, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
 ) -> list[Buffer | None]:
     """Encode values of layers and what is stored: all chunks of all values together."""

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -374,13 +374,8 @@ def _begin_together(
     for write in writes:
         for one, plan in write.plans:
             _, values = found.setdefault(one.chunk_shape, (one, {}))
-            for rows in plan.windows(0, 1, PLANNED_ROWS):
-                numbers: dict[str, list[int]] = {}
-                for number, key in enumerate(rows.keys):
-                    numbers.setdefault(key, []).append(number)
-                for key, some in numbers.items():
-                    layer = Layer(rows.take(some), write.memory)
-                    values.setdefault(key, []).append((write, layer))
+            for key, layer in layers_of(plan, write.memory):
+                values.setdefault(key, []).append((write, layer))
     tasks: list[_Task] = []
     for one, values in found.values():
         # In the order of the array's chunks, in which most writes have them: each write gets the
@@ -398,6 +393,16 @@ def _begin_together(
     run = [task.run for task in tasks]
     future = array.executor.run_all(run, lambda: None, parent=parent, drain=True)
     future.add_done_callback(lambda _: ended())
+
+
+def layers_of(plan: ChunkPlan, memory: Memory) -> Iterator[tuple[str, Layer]]:
+    """Yield what a write lays over each key; a key in several windows comes several times."""
+    for rows in plan.windows(0, 1, PLANNED_ROWS):
+        numbers: dict[str, list[int]] = {}
+        for number, key in enumerate(rows.keys):
+            numbers.setdefault(key, []).append(number)
+        for key, some in numbers.items():
+            yield key, Layer(rows.take(some), memory)
 
 
 def _cell(array: ChunkedArray, rows: Sequence[Row]) -> list[int]:

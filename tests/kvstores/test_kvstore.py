@@ -12,7 +12,6 @@ from gpustore.errors import (
     InvalidKeyError,
     MetadataError,
     NotFoundError,
-    UnsupportedError,
 )
 from gpustore.front.spec import Spec
 from gpustore.kvstores import kvstore
@@ -429,7 +428,7 @@ def test_errors_of_open_are_typed():
         lambda: KvStore.open("memory://", transaction=3),
         lambda: KvStore.open("memory://").result().with_transaction(3),
     ):
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(TypeError, match="Invalid transaction"):
             call()
     assert issubclass(MetadataError, GpustoreError)
 

@@ -1,6 +1,7 @@
 """What the tests of this folder run in processes of their own.
 
 worker.py overwrite NAME PATH COUNT      children that write until they are killed
+worker.py commit URL ATOMIC COUNT        children that commit transactions until they are killed
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
@@ -55,6 +56,24 @@ def overwrite(name, path, count):
             for i in range(start, start + 1000):
                 # Whole chunks, and then each chunk but for its first column, which stays.
                 (store if i % 2 else half).write(i).result()
+                if i == start:
+                    print(os.getpid(), flush=True)
+        os.waitpid(pid, 0)
+        print("dead", flush=True)
+
+
+def commit(url, atomic, count):
+    """Let children commit versions of an array, one child after the other, until killed."""
+    for child in range(1, int(count) + 1):
+        pid = os.fork()
+        if not pid:
+            store = gpustore.open(url, context=gpustore.Context(QUICK)).result()
+            start = child * 1000
+            for i in range(start, start + 1000):
+                with gpustore.Transaction(atomic=atomic == "True") as transaction:
+                    staged = store.with_transaction(transaction)
+                    staged[:, :5] = i  # The chunks in parts.
+                    staged[:, 5:] = i
                 if i == start:
                     print(os.getpid(), flush=True)
         os.waitpid(pid, 0)

@@ -38,6 +38,7 @@ from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import Base, invalid_key, require_no_slashes
 from gpustore.kvstores.columns import (
+    AtomicRequest,
     LocateColumns,
     ReadColumns,
     ReadState,
@@ -112,7 +113,7 @@ class OcdbtKvStore(AdapterKvStore):
         coalescing = spec.coalescing
         self._coalescer = coalescing and Coalescer(base.driver.read_many, coalescing)
         self.locates_files = base.driver.locates_files and self._coalescer is None
-        self.can_write = spec.version is None and base.driver.can_write
+        self.can_write = self.writes_together = spec.version is None and base.driver.can_write
         self._database = Database(
             base,
             manifests or base,
@@ -332,6 +333,17 @@ class OcdbtKvStore(AdapterKvStore):
                 where = self.describe(request.keys[i])
                 result.error[i] = written.error[j].prefixed(f"Error writing {where}")
         return result
+
+    def write_together(self, request: AtomicRequest) -> builtins.list[str]:
+        self._check_writable()
+        for key in request.keys:
+            self.check_key(key)
+        ranges = [
+            (low, None if high is None else _bound(high).decode("utf-8", "surrogateescape"))
+            for low, high in request.deleted
+            if high is None or low < high
+        ]
+        return self._committer.write_together(replace(request, deleted=ranges))
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         self._check_writable()

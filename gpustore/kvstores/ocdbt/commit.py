@@ -30,7 +30,7 @@ from gpustore.errors import (
     MismatchError,
     NotFoundError,
 )
-from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest
+from gpustore.kvstores.columns import ABSENT, AtomicRequest, WriteColumns, WriteRequest
 from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.kvstores.ocdbt.config import MAX_INLINE_NBYTES
 from gpustore.kvstores.ocdbt.data_file import DataFiles
@@ -40,15 +40,18 @@ from gpustore.kvstores.ocdbt.manifest import Manifest, encode_config
 from gpustore.kvstores.ocdbt.node import Totals
 from gpustore.kvstores.ocdbt.rewrite import Changes, KeyRange, Rewrite, Stored, Tree
 from gpustore.kvstores.ocdbt.time import format_time
-from gpustore.kvstores.ocdbt.tree import find, generation_of
+from gpustore.kvstores.ocdbt.tree import find, generation_of, leaves
 from gpustore.kvstores.ocdbt.version import Generation
 from gpustore.kvstores.ocdbt.version_tree import Version, advance, max_generation
 from gpustore.kvstores.result import as_bytes
 from gpustore.runtime.executor import reset_after_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpustore.kvstores.ocdbt.config import Config, ConfigConstraints
     from gpustore.kvstores.ocdbt.database import Database
+    from gpustore.runtime.buffer import Buffer
 
 
 _ATTEMPTS: Final = 1000
@@ -67,12 +70,16 @@ class _Operation:
     request : WriteRequest or None
     deleted : KeyRange or None
         Range to delete in place of a request.
+    together : AtomicRequest or None
+        Changes to make in place of a request, all or none.
     stored : dict of int to Stored
         Stored values by position, once they are written.
     columns : WriteColumns
         The result of a request.
     num_deleted : int
         The result of a deletion.
+    failed : list of str
+        The result of `together`.
     error : GpustoreError or None
         Error of the operation.
     is_done : bool
@@ -80,9 +87,11 @@ class _Operation:
 
     request: WriteRequest | None = None
     deleted: KeyRange | None = None
+    together: AtomicRequest | None = None
     stored: dict[int, Stored] = field(default_factory=dict)
     columns: WriteColumns = field(default_factory=lambda: WriteColumns.blank(0))
     num_deleted: int = 0
+    failed: list[str] = field(default_factory=list)
     error: GpustoreError | None = None
     is_done: bool = False
 
@@ -135,6 +144,14 @@ class Committer:
             count = len(request.keys)
             return WriteColumns([b""] * count, dict.fromkeys(range(count), operation.error))
         return operation.columns
+
+    def write_together(self, request: AtomicRequest) -> list[str]:
+        """Make all changes in one commit, or none; return the keys whose conditions failed."""
+        operation = _Operation(together=request)
+        self._run(operation)
+        if operation.error is not None:
+            raise operation.error
+        return operation.failed
 
     def delete_range(self, deleted: KeyRange) -> int:
         """Delete a range in one commit, or none if it is empty."""
@@ -245,6 +262,8 @@ class Committer:
         """Return the changes of the operations, with their results if the commit succeeds."""
         if group[0].deleted is not None:
             return Changes((), group[0].deleted)
+        if group[0].together is not None:
+            return self._together(group[0], group[0].together, latest, config, files)
         conditional = sorted(
             {
                 as_bytes(key)
@@ -274,7 +293,7 @@ class Committer:
         files: DataFiles,
     ) -> None:
         columns = operation.columns = WriteColumns.blank(len(request.keys))
-        for i, (name, value) in enumerate(zip(request.keys, request.values, strict=True)):
+        for i, name in enumerate(request.keys):
             key = as_bytes(name)
             if request.if_equal is not None and request.if_equal[i]:
                 now = writes[key] if key in writes else current.get(key)
@@ -283,18 +302,63 @@ class Committer:
                     continue
                 if generation_of(now) != request.if_equal[i]:
                     continue
-            stored: Stored | None = None
-            if value is not None:
-                stored = operation.stored.get(i)
-                if stored is None:
-                    nbytes = memoryview(value).nbytes
-                    if nbytes <= min(config.max_inline_value_bytes, MAX_INLINE_NBYTES):
-                        stored = bytes(value)
-                    else:
-                        stored = files.add(self._prefixes[0], memoryview(value).cast("B"))
-                    operation.stored[i] = stored
+            stored = self._stored(operation, i, request.values[i], config, files)
             writes[key] = stored
             columns.generation[i] = generation_of(stored)
+
+    def _together(
+        self,
+        operation: _Operation,
+        request: AtomicRequest,
+        latest: Version | None,
+        config: Config,
+        files: DataFiles,
+    ) -> Changes:
+        """Return all changes of a request, or none if a condition fails."""
+        names = sorted(request.expected, key=as_bytes)
+        found: Sequence[Stored | GpustoreError | None] = [None] * len(names)
+        if latest is not None and names:
+            found = find(self._database, latest, list(map(as_bytes, names)))
+        generations: dict[str, bytes] = {}
+        for name, now in zip(names, found, strict=True):
+            if isinstance(now, GpustoreError):
+                raise now
+            generations[name] = generation_of(now)
+        operation.failed = request.failed(generations)
+        if operation.failed:
+            return Changes(())
+        writes: dict[bytes, Stored | None] = {}
+        for low, high in request.deleted if latest is not None else ():
+            assert latest is not None
+            end = None if high is None else as_bytes(high)
+            for rows in leaves(self._database, latest, as_bytes(low), end):
+                keys = rows.leaf.keys.tolist_after(rows.prefix, rows.low, rows.high)
+                writes.update(dict.fromkeys(keys))
+        for i, name in enumerate(request.keys):
+            value = self._stored(operation, i, request.values[i], config, files)
+            writes[as_bytes(name)] = value
+        return Changes(sorted(writes.items(), key=_first))
+
+    def _stored(
+        self,
+        operation: _Operation,
+        i: int,
+        value: Buffer | None,
+        config: Config,
+        files: DataFiles,
+    ) -> Stored | None:
+        """Return value `i` of an operation as it is stored: in the node, or in a data file."""
+        if value is None:
+            return None
+        stored = operation.stored.get(i)
+        if stored is None:
+            nbytes = memoryview(value).nbytes
+            if nbytes <= min(config.max_inline_value_bytes, MAX_INLINE_NBYTES):
+                stored = bytes(value)
+            else:
+                stored = files.add(self._prefixes[0], memoryview(value).cast("B"))
+            operation.stored[i] = stored
+        return stored
 
     def _config(self, snapshot: Snapshot) -> Config:
         if snapshot.config is not None:
@@ -415,10 +479,10 @@ def _first(write: tuple[bytes, Stored | None]) -> bytes:
 
 
 def _groups(operations: list[_Operation]) -> list[list[_Operation]]:
-    """Yield the operations of one commit: a deletion, or consecutive writes."""
+    """Yield the operations of one commit: a deletion, changes together, or consecutive writes."""
     groups: list[list[_Operation]] = []
     for one in operations:
-        if groups and one.deleted is None and groups[-1][-1].deleted is None:
+        if groups and one.request is not None and groups[-1][-1].request is not None:
             groups[-1].append(one)
         else:
             groups.append([one])

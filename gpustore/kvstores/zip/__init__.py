@@ -29,6 +29,7 @@ from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
 from gpustore.kvstores.base import require_no_slashes
 from gpustore.kvstores.columns import (
     ABSENT,
+    AtomicRequest,
     LocateColumns,
     ReadColumns,
     ReadRequest,
@@ -102,7 +103,7 @@ class ZipKvStore(AdapterKvStore):
         self, base: Base, *, spec: ZipSpec, resources: Mapping[str, Context.Resource]
     ) -> None:
         super().__init__(base, spec=spec, resources=resources)
-        self.can_write = base.driver.can_write
+        self.can_write = self.writes_together = base.driver.can_write
         self.batch_nbytes = base.driver.batch_nbytes
         self.atomic_single_key = base.driver.atomic_single_key
         self.locates_files = base.driver.locates_files
@@ -475,6 +476,11 @@ class ZipKvStore(AdapterKvStore):
                 legal.append(row)
         self._writer.write(request, legal, result)
         return result
+
+    def write_together(self, request: AtomicRequest) -> builtins.list[str]:
+        for key in request.keys:
+            self.check_key(key)
+        return self._writer.write_together(request)
 
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         return self._writer.delete_range(inclusive_min, exclusive_max)

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 
 from gpustore.errors import ConflictError, GpustoreError
 from gpustore.kvstores.base import Base, Replacement
-from gpustore.kvstores.columns import ABSENT, WriteColumns, WriteRequest, condition_holds
+from gpustore.kvstores.columns import (
+    ABSENT,
+    AtomicRequest,
+    WriteColumns,
+    WriteRequest,
+    condition_holds,
+)
 from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory
 from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
@@ -33,11 +39,15 @@ class _Change:
     ----------
     rows : list of (int, str, NewMember or None, bytes)
         Row of `result`, key, new value, condition.
-    keys : tuple of (str, str or None), optional
-        The range to delete.
+    ranges : sequence of (str, str or None)
+        Ranges to delete first.
+    together : AtomicRequest, optional
+        Conditions without which nothing is changed.
     result : WriteColumns
     count : int
-        Number of deleted keys of the range.
+        Number of deleted keys of the ranges.
+    failed : list of str
+        Keys for which conditions of `together` failed.
     is_done : bool
     error : GpustoreError, optional
         Reason why none of it was written.
@@ -45,15 +55,23 @@ class _Change:
 
     result: WriteColumns
     rows: list[tuple[int, str, NewMember | None, bytes]] = field(default_factory=list)
-    keys: tuple[str, str | None] | None = None
+    ranges: Sequence[tuple[str, str | None]] = ()
+    together: AtomicRequest | None = None
     count: int = 0
+    failed: list[str] = field(default_factory=list)
     is_done: bool = False
     error: GpustoreError | None = None
 
     def apply(self, directory: Directory, changes: dict[str, NewMember | None]) -> None:
         """Add the changes to `changes` whose conditions hold."""
-        if self.keys is not None:
-            low, high = self.keys
+        if self.together is not None:
+            expected = self.together.expected
+            found_now = {key: _generation(key, directory, changes) for key in expected}
+            self.failed = self.together.failed(found_now)
+            if self.failed:
+                return
+        self.count = 0
+        for low, high in self.ranges:
             found = directory.between(low, high)
             present = {key for key in found if changes.get(key, key) is not None}
             present |= {
@@ -62,15 +80,9 @@ class _Change:
                 if member is not None and low <= key and (high is None or key < high)
             }
             changes.update(dict.fromkeys(present))
-            self.count = len(present)
+            self.count += len(present)
         for row, key, member, condition in self.rows:
-            if key in changes:
-                now = changes[key]
-                generation = ABSENT if now is None else now.generation
-            elif condition and key in directory.rows:
-                generation = directory.generation_of(directory.rows[key])
-            else:
-                generation = ABSENT
+            generation = _generation(key, directory if condition else None, changes)
             if member is not None and generation == member.generation:
                 # A write whose answer was lost; another writer has changed other members since.
                 self.result.generation[row] = generation
@@ -85,6 +97,18 @@ class _Change:
     def only_deletes(self) -> bool:
         """Whether the change writes no value."""
         return all(member is None for _, _, member, _ in self.rows)
+
+
+def _generation(
+    key: str, directory: Directory | None, changes: dict[str, NewMember | None]
+) -> bytes:
+    """Return the generation of a key after `changes` of what a directory has."""
+    if key in changes:
+        now = changes[key]
+        return ABSENT if now is None else now.generation
+    if directory is None or key not in directory.rows:
+        return ABSENT
+    return directory.generation_of(directory.rows[key])
 
 
 class Writer:
@@ -122,20 +146,34 @@ class Writer:
             return
         change = _Change(result=result)
         for row in rows:
-            value = request.values[row]
-            key = request.keys[row]
-            member = None if value is None else NewMember.of(key, value, self._compression)
+            member = self._member(request.keys[row], request.values[row])
             condition = b"" if request.if_equal is None else request.if_equal[row]
-            change.rows.append((row, key, member, condition))
+            change.rows.append((row, request.keys[row], member, condition))
         self._do(change)
         if change.error is not None:
             for row in rows:
                 result.error[row] = change.error
                 result.generation[row] = b""
 
+    def _member(self, key: str, value: Buffer | None) -> NewMember | None:
+        return None if value is None else NewMember.of(key, value, self._compression)
+
+    def write_together(self, request: AtomicRequest) -> list[str]:
+        """Make all changes in one rewrite, or none; return the keys whose conditions failed."""
+        change = _Change(result=WriteColumns.blank(len(request.keys)), together=request)
+        change.ranges = request.deleted
+        change.rows = [
+            (row, key, self._member(key, request.values[row]), b"")
+            for row, key in enumerate(request.keys)
+        ]
+        self._do(change)
+        if change.error is not None:
+            raise change.error
+        return change.failed
+
     def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
         """Delete the keys of a range and return their number."""
-        change = _Change(result=WriteColumns.blank(0), keys=(inclusive_min, exclusive_max))
+        change = _Change(result=WriteColumns.blank(0), ranges=[(inclusive_min, exclusive_max)])
         self._do(change)
         if change.error is not None:
             raise change.error

@@ -1,0 +1,91 @@
+"""A kvstore in a transaction: a kvstore whose changes nobody sees before the commit."""
+
+# ruff: noqa: F403  the contract is taken over by name
+
+import pytest
+
+from gpustore import ConflictError, Transaction, TransactionError
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.runtime.context import Context
+from tests.kvstores.contract import *
+from tests.matrix import each
+
+TOGETHER = ["memory://", "memory://d/|ocdbt:", "memory://a.zip|zip:"]
+
+
+@pytest.fixture
+def make_store():
+    """Kvstores in one open transaction each."""
+
+    def make():
+        return KvStore.open("memory://", context=Context(), transaction=Transaction()).result()
+
+    return make
+
+
+def open_(url, tmp_path):
+    return KvStore.open(url.replace("file:", f"file://{tmp_path}/"), context=Context()).result()
+
+
+def fill(store, **values):
+    for key, value in values.items():
+        store[key] = value
+
+
+def content(store):
+    return {key.decode(): store[key] for key in store.list().result()}
+
+
+@each("url", [*TOGETHER, {"driver": "memory", "atomic": False}, "file:"])
+def test_changes_are_seen_inside_at_once_and_outside_after_the_commit(url, tmp_path):
+    url = url if isinstance(url, dict) else url.replace("file:", f"file://{tmp_path}/")
+    store = KvStore.open(url, context=Context()).result()
+    fill(store, a=b"1", b=b"2", c=b"3", d=b"4")
+    transaction = Transaction()
+    staged = store.with_transaction(transaction)
+    staged.write("a", b"new")
+    staged.delete_range(KvStore.KeyRange("b", "d"))
+    staged.write("c", b"again")
+    staged.write("e", b"5")
+    del staged["d"]
+    expected = {"a": b"new", "c": b"again", "e": b"5"}
+    assert content(staged) == expected
+    assert content(store) == {"a": b"1", "b": b"2", "c": b"3", "d": b"4"}
+    transaction.commit_sync()
+    assert content(store) == expected
+    for use in (lambda: staged.read("a").result(), lambda: staged.write("a", b"").result()):
+        with pytest.raises(TransactionError, match=r"not open \(commit already started\)"):
+            use()
+    assert staged.with_transaction(None).transaction is None
+    assert content(staged.with_transaction(Transaction())) == expected
+
+
+@each("atomic", [False, True])
+@each("url", [*TOGETHER, "file:"])
+def test_failed_condition_fails_the_commit(url, atomic, tmp_path):
+    store = open_(url, tmp_path)
+    fill(store, a=b"1")
+    seen = store.read("a").result().stamp.generation
+    transaction = Transaction(atomic=atomic)
+    staged = store.with_transaction(transaction)
+    assert staged.write("a", b"2", if_equal=seen).result().generation
+    store["a"] = b"other"
+    with pytest.raises(ConflictError, match=r"Error writing .*: Generation mismatch"):
+        transaction.commit_sync()
+    assert store["a"] == b"other"
+
+
+@each("url", TOGETHER)
+def test_atomic_changes_are_made_all_or_none(url, tmp_path):
+    store = open_(url, tmp_path)
+    fill(store, a=b"1", b=b"2")
+    seen = store.read("b").result().stamp.generation
+    transaction = Transaction(atomic=True)
+    staged = store.with_transaction(transaction)
+    staged["a"] = b"new"
+    staged.write("b", b"new", if_equal=seen).result()
+    staged.delete_range(KvStore.KeyRange("c")).result()
+    fill(store, b=b"other", d=b"4")
+    with pytest.raises(ConflictError):
+        transaction.commit_sync()
+    assert content(store) == {"a": b"1", "b": b"other", "d": b"4"}
