@@ -201,10 +201,9 @@ def write(
             units=units,
             **options,
         )
-        image.write(source, memory=memory, progress=progress)
+        image._build(source, method, levels, memory, progress)
     finally:
         source.close()
-    image.build_pyramid(method=method, levels=levels, memory=memory, progress=progress)
     return image
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gpustore
 from gpustore.display.extents import chunk_extents
 from gpustore.sources.array_like import of_object
-from gpustore.sources.base import Source
+from gpustore.sources.base import Region, Source
 from gpustore.sources.files import open_file
 from gpustore.transfer.plan import Plan, plan_regions
 from gpustore.transfer.regions import transfer
@@ -35,6 +36,7 @@ def fill(
     plan: Plan | None = None,
     first: int = 0,
     advance: Callable[[], object] = lambda: None,
+    beside: Callable[[Region, Any], gpustore.WriteFutures | None] = lambda place, elements: None,
 ) -> None:
     """Write all elements of a source of the same shape, in regions of whole chunks.
 
@@ -55,6 +57,8 @@ def fill(
         First region to write; those before it are stored.
     advance : callable
         Called after each region that is stored, in order.
+    beside : callable
+        Called with each region and its elements; may begin another write.
 
     Raises
     ------
@@ -79,17 +83,23 @@ def fill(
         stopped=stopped,
         moving=lambda nbytes: progress(done + nbytes),
         first=first,
+        beside=beside,
     )
 
 
-def plan_of(store: gpustore.TensorStore, source: Source, memory: int) -> Plan:
-    """Divide an array into regions of whole chunks that take little memory."""
+def plan_of(
+    store: gpustore.TensorStore,
+    source: Source,
+    memory: int,
+    blocks: Sequence[int] | None = None,
+) -> Plan:
+    """Divide an array into regions of whole chunks and blocks that take little memory."""
     written = chunk_extents(store, "write_chunk")
     return plan_regions(
         source.shape,
         store.dtype.array_dtype.itemsize,
         source_chunk=written if source.chunks is None else source.chunks,
-        target_chunk=written,
+        target_chunk=written if blocks is None else tuple(map(math.lcm, written, blocks)),
         memory_nbytes=memory,
         workers=os.cpu_count() or 1,
     )

@@ -21,6 +21,7 @@ from gpustore.ome.opened import Opened, group_of
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, as_float, um
+from gpustore.sources.base import Source
 from gpustore.transfer.regions import first_interrupt
 
 _SLACK: Final = 1 + 1e-6
@@ -231,6 +232,17 @@ class Image:
         KeyboardInterrupt
             After Ctrl-C; levels that are complete are listed.
         """
+        self._build(None, method, levels, memory, progress)
+
+    def _build(
+        self,
+        elements: Source | None,
+        method: str | None,
+        levels: int | None,
+        memory: int | str,
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        """Write the finest level, if elements are given, and make the others."""
         attributes = self.group.attrs
         is_label = "image-label" in attributes.get("ome", attributes)
         method = method or ("mode" if is_label else "mean")
@@ -244,6 +256,7 @@ class Image:
             levels=levels,
             memory=nbytes_of(memory, "memory"),
             progress=progress,
+            elements=elements,
         )
         stored = Image.of_group(self.group)
         if self.coordinate_system != stored.coordinate_system:

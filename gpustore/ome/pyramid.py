@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 import gpustore
+from gpustore.display.extents import chunk_extents
 from gpustore.ome.attributes import dataset_json
 from gpustore.ome.filling import fill, plan_of
 from gpustore.ome.layout import coarser, level_factors
@@ -64,6 +67,7 @@ def build(
     levels: int | None,
     memory: int,
     progress: Callable[[int, int], object] | None,
+    elements: Source | None = None,
 ) -> None:
     """Make the levels of an image below the finest; see :meth:`Image.build_pyramid`.
 
@@ -78,6 +82,8 @@ def build(
         Transforms of the levels that the image has, without that of the whole image, by path.
     method, levels, memory, progress
         As those of :meth:`Image.build_pyramid`.
+    elements : Source, optional
+        Elements of the finest level, which is written first, and the next one with it if possible.
     """
     paths = list(own)
     finest = _stored(group, paths[0])
@@ -98,10 +104,15 @@ def build(
         step.path: plan_of(store, source, max(1, memory // (1 + math.prod(step.factors))))
         for step, store, source in zip(steps, stores[1:], sources, strict=True)
     }
+    made = None
+    if elements is not None:
+        made = _write_finest(stores, steps, elements, method, memory, progress)
     if not (journal.found and journal.is_made) or any(
         journal.region(path) != plan.region for path, plan in plans.items()
     ):
         journal.begin(plans)
+    if made is not None:
+        journal.advance(made, plans[made].count)
     total = sum(plan.nbytes for plan in plans.values())
     before = 0
     transform = own[paths[0]]
@@ -132,6 +143,68 @@ def build(
         if stopped():
             raise KeyboardInterrupt("the same call goes on with the pyramid from there")
     journal.remove()
+
+
+def _write_finest(
+    stores: Sequence[gpustore.TensorStore],
+    steps: Sequence[_Step],
+    elements: Source,
+    method: str,
+    memory: int,
+    progress: Callable[[int, int], object] | None,
+) -> str | None:
+    """Write the finest level, and the next one of the elements that are in memory for that.
+
+    Then the finest one is not read and decoded for it. It takes regions of whole chunks of both
+    levels, which must fit in the memory; and neighbours of a region are not in memory.
+
+    Returns
+    -------
+    str or None
+        Path of the level that was made, if one was.
+    """
+    finest = stores[0]
+    plan = plan_of(finest, elements, memory)
+    step = next(iter(steps), None)
+    if step is None or method == "gaussian" or finest.device != "cpu":
+        step = None
+    else:
+        below, count = stores[1], math.prod(step.factors)
+        chunks = chunk_extents(below, "write_chunk")
+        blocks = [c * f for c, f in zip(chunks, step.factors, strict=True)]
+        both = plan_of(finest, elements, memory * count // (count + 1), blocks)
+        if both.in_flight < plan.in_flight or both.in_flight * both.region_nbytes > memory:
+            step = None
+        else:
+            plan = both
+
+    def beside(place: Region, found: Any) -> gpustore.WriteFutures | None:
+        nonlocal step
+        # Arrays of other libraries and other types are converted by the write of the finest level.
+        if step is None or type(found) is not np.ndarray or found.dtype != finest.dtype.array_dtype:
+            step = None
+            return None
+        view = gpustore.downsample(gpustore.array(found), step.factors, METHODS[method])
+        part = zip(place, step.factors, strict=True)
+        index = tuple(slice(p.start // f, -(-p.stop // f)) for p, f in part)
+        return below[index].write(view.read().result())
+
+    def moving(nbytes: int) -> None:
+        if progress is not None:
+            progress(nbytes, finest.nbytes)
+
+    with first_interrupt() as stopped:
+        fill(
+            *(finest, elements),
+            memory=memory,
+            progress=moving,
+            stopped=stopped,
+            plan=plan,
+            beside=beside,
+        )
+        if stopped():
+            raise KeyboardInterrupt("only a part of the level was written")
+    return None if step is None else step.path
 
 
 def _journal(

@@ -85,9 +85,9 @@ class Journal:
         """Return the number of stored regions of an array."""
         return int(self._arrays[path]["done"])
 
-    def advance(self, path: str) -> None:
-        """Record one more stored region of an array."""
-        self._arrays[path]["done"] += 1
+    def advance(self, path: str, count: int = 1) -> None:
+        """Record `count` more stored regions of an array."""
+        self._arrays[path]["done"] += count
         if time.monotonic() - self._written >= _EVERY_S:
             self.write()
 

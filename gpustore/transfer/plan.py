@@ -60,6 +60,11 @@ class Plan:
         """Decoded size of the array, in bytes."""
         return math.prod(self.shape) * self.itemsize
 
+    @property
+    def count(self) -> int:
+        """Number of regions."""
+        return math.prod(-(-n // r) for n, r in zip(self.shape, self.region, strict=True))
+
     def nbytes_of(self, count: int) -> int:
         """Return the decoded size of the first `count` regions, in bytes."""
         places = itertools.islice(self.regions(), count)

@@ -59,6 +59,7 @@ def transfer(
     stopped: Callable[[], bool],
     moving: Callable[[int], object] = lambda nbytes: None,
     first: int = 0,
+    beside: Callable[[Region, Any], gpustore.WriteFutures | None] = lambda place, elements: None,
 ) -> None:
     """Read and write all regions, at most ``plan.in_flight`` of them at once.
 
@@ -79,6 +80,9 @@ def transfer(
         it is decoded, the other half when it is encoded and stored; each chunk by chunk.
     first : int
         First region to copy; the regions before it are stored.
+    beside : callable
+        Called with each region and its elements; may begin another write of what they become, which
+        belongs to the region then.
 
     Raises
     ------
@@ -87,7 +91,7 @@ def transfer(
     """
     regions = plan.regions(first)
     reads: deque[tuple[Region, gpustore.Future[Any]]] = deque()
-    writes: deque[tuple[Region, gpustore.WriteFutures]] = deque()
+    writes: deque[tuple[Region, list[gpustore.WriteFutures]]] = deque()
     stored = chunk_extents(target, "write_chunk")
 
     def nbytes_of(region: Region) -> int:
@@ -100,7 +104,7 @@ def transfer(
             nbytes = nbytes_of(region)
             known = nbytes if read.done() else read.statistics["bytes_decoded"]
             halves += min(nbytes, known) / 2
-        for region, write in writes:
+        for region, (write, *_) in writes:
             nbytes = nbytes_of(region)
             values = math.prod(map(len, ranges_of(region, stored)))
             share = min(1.0, write.statistics["values_stored"] / max(1, values))
@@ -126,15 +130,21 @@ def transfer(
                 if read.done():
                     elements = _of_shape(place, read.result())
                     reads.popleft()
-                    writes.append((place, _part(target, place).write(elements)))
+                    written = [_part(target, place).write(elements)]
+                    writes.append((place, written))
+                    other = beside(place, elements)
+                    if other is not None:
+                        written.append(other)
                     # What is written must not stay in memory for the sake of these names.
-                    del elements, read
+                    del elements, read, written, other
             elif writes:
-                place, write = writes[0]
+                place, both = writes[0]
                 with suppress(TimeoutError):
-                    write.exception(timeout=_LOOK_S)
-                if write.done():
-                    write.result()
+                    for write in both:
+                        write.exception(timeout=_LOOK_S)
+                if all(write.done() for write in both):
+                    for write in both:
+                        write.result()
                     writes.popleft()
                     advance(nbytes_of(place))
             else:
@@ -143,7 +153,7 @@ def transfer(
     finally:
         for _, read in reads:
             read.cancel()
-        for _, write in writes:
+        for write in (write for _, both in writes for write in both):
             if stopped():
                 write.cancel()
             elif not write.cancelled():  # A second Ctrl-C ends it the same way.

@@ -254,3 +254,62 @@ def test_a_pyramid_on_a_device_is_that_of_the_host(method, context):
     assert not counted.get("host_conversions")
     assert not counted.get("host_encodings")
     assert counted["launches"] > 0
+
+
+def read_of_chunks(function):
+    """What a function returns, and the bytes of chunks that were decoded meanwhile."""
+    before = STATISTICS["bytes_decoded"]
+    return function(), STATISTICS["bytes_decoded"] - before
+
+
+@each("method", ["mean", "nearest", "mode"])
+@each("shape", [(96, 96), (97, 40), (1, 200)])
+def test_the_next_level_is_made_of_the_finest_in_memory(method, shape):
+    values = RNG.integers(0, 9, shape).astype("uint16")
+    options = {"axes": "yx", "chunks": (16, 16), "context": gpustore.Context()}
+    making = {"levels": 3, "method": method, "memory": 30_000}
+    image, decoded = read_of_chunks(lambda: ome.write("memory://a/", values, **options, **making))
+    other = ome.write("memory://b/", values, levels=1, **options)
+    _, other_decoded = read_of_chunks(lambda: other.build_pyramid(**making))
+    for one, two in zip(levels_of(image), levels_of(other), strict=True):
+        assert np.array_equal(one, two)
+    if method != "nearest":  # Which has no need of all elements.
+        assert 2 * decoded < other_decoded
+
+
+@pytest.mark.parametrize(
+    ("values", "memory"),
+    [
+        (
+            RNG.integers(0, 9, (96, 96)).astype(">u2"),
+            30_000,
+        ),  # Another type than that of the store.
+        (RNG.integers(0, 9, (96, 96)).astype("u2"), 2_000),  # Chunks of both levels do not fit.
+        (gpustore.array(RNG.integers(0, 9, (96, 96)).astype("u2")), 30_000),
+    ],
+)
+def test_levels_of_other_sources_are_equal(values, memory, context):
+    options = {"axes": "yx", "chunks": (16, 16), "levels": 3, "context": context}
+    image = ome.write("memory://a/", values, **options, memory=memory)
+    plain = np.asarray(values).astype("u2")
+    for one, two in zip(levels_of(image), levels_of(ome.write("memory://b/", plain, **options))):
+        assert np.array_equal(one, two)
+
+
+def test_an_interrupted_write_of_both_levels_is_begun_again(context):
+    values = RNG.integers(0, 9, (96, 96)).astype("uint16")
+    options = {"axes": "yx", "chunks": (16, 16), "levels": 3, "memory": 2**13, "context": context}
+
+    def stop(done, total):
+        if done:
+            raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        ome.write("memory://a/", values, **options, progress=stop)
+    image = ome.open("memory://a/", context=context)
+    assert len(image.levels) == 1
+    image.write(values)
+    image.build_pyramid(levels=3)
+    again = ome.write("memory://a/", values, overwrite=True, **options)
+    for one, two in zip(levels_of(image), levels_of(again), strict=True):
+        assert np.array_equal(one, two)

@@ -263,6 +263,28 @@ def test_a_failed_region_lets_the_others_be_finished(tmp_path):
 
 
 @pytest.mark.matrix("costly")
+def test_writes_beside_a_region_belong_to_it():
+    source = np.arange(60).reshape(6, 10)
+    target, other = gpustore.array(np.zeros((6, 10), int)), gpustore.array(np.zeros((6, 10), int))
+    plan = Plan((6, 10), (2, 10), itemsize=8, in_flight=2, reads_per_chunk=1.0)
+    advanced = []
+
+    def beside(place, elements):
+        if place[0].start == 2:
+            return None
+        return other[place].write(-elements)
+
+    options = {"advance": advanced.append, "stopped": lambda: False}
+    transfer(of_object(source), target, plan, beside=beside, **options)
+    assert advanced == [160] * 3
+    assert np.array_equal(target.read().result(), source)
+    expected = -source
+    expected[2:4] = 0
+    assert np.array_equal(other.read().result(), expected)
+    with pytest.raises(gpustore.OutOfBoundsError):
+        transfer(of_object(source), target, plan, beside=lambda *_: other[9:].write(0), **options)
+
+
 def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
     """The limit of a file's size stands for it."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000,) * 2)\n{COMMAND}"
