@@ -343,19 +343,25 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
             max_nbytes=max_nbytes,
         )
     )
-    for error in columns.error.values():
-        if not _is_no_file(error) and not isinstance(error, LimitError):
-            raise error
     # A document that is too long exists; opening it raises the error.
     there = [
         row
         for row, state in enumerate(columns.state)
         if state is ReadState.VALUE or isinstance(columns.error.get(row), LimitError)
     ]
+    for error in columns.error.values():
+        if store.driver.may_be_missing(error):
+            if not there and not is_v2_group(store):
+                raise error.suffixed("; there may be nothing: some servers deny that, too")
+        elif not _is_no_file(error) and not isinstance(error, LimitError):
+            raise error
     for row, name in enumerate(names):
         # An error of a metadata key, such as a directory in its place, explains why.
-        if not there and name in _METADATA and row in columns.error:
-            raise columns.error[row]
+        error_of = columns.error.get(row)
+        if error_of is None or there or store.driver.may_be_missing(error_of):
+            continue
+        if name in _METADATA:
+            raise error_of
     listed = ", ".join(quote(name) for name in names)
     metadata = None
     if len(there) == 1 and reads[there[0]]:

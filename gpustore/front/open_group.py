@@ -210,7 +210,10 @@ def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
     none = [0] * len(keys)
     with prefixing("Error opening group"):
         columns = store.driver.read_many(ReadRequest(keys, start=none, stop=none))
-        columns.raise_first()
+        is_there = ReadState.VALUE in columns.state
+        for error in columns.error.values():
+            if not is_there or not store.driver.may_be_missing(error):
+                raise error
         states = zip(_DOCUMENTS.values(), columns.state)
         formats = {number for number, state in states if state is ReadState.VALUE}
         where = store.driver.describe(prefix)

@@ -273,6 +273,12 @@ class Hierarchy:
                     except GpustoreError as error:
                         error.key = keys[j]
                         failed[name] = error
+            if parsed:
+                failed = {
+                    name: error
+                    for name, error in failed.items()
+                    if not self.store.may_be_missing(error)
+                }
             documents.append(parsed)
             errors.append(failed)
         return documents, errors

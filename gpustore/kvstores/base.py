@@ -355,6 +355,13 @@ class KvStoreDriver(abc.ABC):
         """Return the places of values in files or at URLs, without reading them."""
         raise self._unsupported("locating values")
 
+    def may_be_missing(self, error: GpustoreError) -> bool:
+        """Whether an error of reading a key may say that there is nothing.
+
+        S3, and the web servers before it, deny keys that are not there to those who may not list.
+        """
+        return not self.is_local and error.status == "PERMISSION_DENIED"
+
     def plain_file(self, key: str) -> bytes | None:
         """Return the path of the file with the value of a key, which is to be opened without
         following links; None if :meth:`read_many` must read the value.

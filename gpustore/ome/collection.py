@@ -8,7 +8,7 @@ from __future__ import annotations
 import gpustore
 from gpustore.ome.members import items, json_object, kind, place_of
 from gpustore.ome.multiscale import ome_of
-from gpustore.ome.opened import group_of
+from gpustore.ome.opened import group_of, is_absent
 from gpustore.ome.plate import Images
 
 LAYOUT = 3
@@ -53,7 +53,7 @@ class Collection:
 def _series(group: gpustore.Group) -> list[str]:
     """Return the paths that the group ``OME`` states, none if it does not."""
     [node] = group.nodes(["OME"]).result()
-    if node is None:
+    if is_absent(group, node):
         return []
     listed, attributes = group_of(group, "OME", node)
     ome = json_object(attributes.get("ome", attributes), f"{place_of(listed)}: ome")
@@ -71,6 +71,9 @@ def _series(group: gpustore.Group) -> list[str]:
 def _numbered(group: gpustore.Group) -> list[str]:
     """Return ``"0"``, ``"1"`` and so on, as long as there are such groups."""
     paths: list[str] = []
-    while len(paths) < _MOST and str(len(paths)) in group:
-        paths.append(str(len(paths)))
+    while len(paths) < _MOST:
+        path = str(len(paths))
+        if is_absent(group, *group.nodes([path]).result()):
+            break
+        paths.append(path)
     return paths

@@ -17,7 +17,7 @@ from gpustore.ome.level import Level
 from gpustore.ome.members import json_object, kind, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
-from gpustore.ome.opened import Opened, group_of
+from gpustore.ome.opened import Opened, group_of, is_absent
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, as_float, um
@@ -511,7 +511,7 @@ def _metadata_of(
 def _label_names(group: gpustore.Group) -> list[str]:
     """Return the names of the label images of an image."""
     [node] = group.nodes(["labels"]).result()
-    if node is None:
+    if is_absent(group, node):
         return []
     labels, attributes = group_of(group, "labels", node)
     where = f"{place_of(labels)}: "

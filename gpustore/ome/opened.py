@@ -106,6 +106,13 @@ class _Items(ItemsView[str, T]):
         return zip(names, self._mapping.read(names), strict=True)
 
 
+def is_absent(group: gpustore.Group, node: Any) -> bool:
+    """Whether there is nothing at a path of a group, as far as a server says."""
+    if node is None:
+        return True
+    return node.error is not None and group.kvstore.driver.may_be_missing(node.error)
+
+
 def group_of(
     group: gpustore.Group, path: str, node: Any
 ) -> tuple[gpustore.Group, Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore import ome
+from tests.kvstores.http.http_server import Fault, HttpServer, head
 from tests.ome.files import (
     AXES,
     VALUES,
@@ -374,3 +375,31 @@ def test_a_path_out_of_the_group_is_refused():
     image = opened(changed((*FIRST, "datasets", 0, "path"), "../x"))
     with pytest.raises(gpustore.InvalidKeyError, match=r"\.\."):
         image.level(0).store  # noqa: B018
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_a_server_that_denies_what_is_not_there(version, tmp_path):
+    """So does S3 for those who may not list: a key that is missing is Forbidden."""
+    write_image(str(tmp_path / "a"), version)
+    plate = ome.create_plate(tmp_path / "p", rows="A", columns="1", version=version)
+    plate.create_image("A/1/0", shape=(8, 8), dtype="uint8", axes="yx", name="cells")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    with HttpServer({str(one.relative_to(tmp_path)): one.read_bytes() for one in files}) as server:
+
+        def deny(server, connection, request):
+            if request.path.lstrip("/") in server.values:
+                return server.serve(connection, request)
+            connection.sendall(head(403, [("Content-Length", "0")]))
+            return True
+
+        server.faults = [Fault(deny)]
+        for url in (f"{server.url}/a", f"{server.url}/a/"):
+            image = ome.open(url)
+            assert image.version == version
+            assert list(image.labels) == []
+            assert np.array_equal(image.level(2).read().result(), VALUES[:, :, ::4, ::4])
+        plate = ome.open(f"{server.url}/p")
+        assert [one.name for one in plate.fields.values()] == ["cells"]
+        with pytest.raises(gpustore.StoreIOError, match="Forbidden") as info:
+            ome.open(f"{server.url}/none")
+        assert "nothing" in str(info.value)
