@@ -561,6 +561,9 @@ class TensorStore(ShownArray):
         )
         return spec
 
+    def __copy__(self) -> Self:
+        return self  # It does not change.
+
     def __reduce__(self) -> tuple[Any, ...]:
         if _is_in_memory(self._driver):
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")

@@ -116,12 +116,12 @@ class Translation:
         box, labels, maps, dims = to
         lows, stops = list(box[0]), list(box[1])
         moved = [0] * len(labels)
-        backward = self.name == "translate_backward_by"
+        to_origin, backward = self.name == "translate_to", self.name == "translate_backward_by"
         for dim, index in zip(dims, _spread(self.indices, len(dims))):
             if index is None:
                 continue
             low, stop = lows[dim], stops[dim]
-            if self.name == "translate_to":
+            if to_origin:
                 lows[dim], stops[dim] = shift_to(low, stop, index)
                 moved[dim] = lows[dim] - low
             else:

@@ -1,5 +1,6 @@
 """Opened arrays, compared with TensorStore: views, elements, writes, specs and pickles."""
 
+import copy
 import json
 import pickle
 import subprocess
@@ -462,6 +463,12 @@ def test_another_process_reads_the_pickle(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "pickle")]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert found.strip() == "[3, 2, 1] { [-2*, 1) }"
+
+
+def test_a_copy_is_the_store_itself():
+    for library in LIBRARIES:
+        store = library.array(np.zeros(3))[1:]
+        assert copy.copy(store) is store
 
 
 def test_store_in_memory_refuses_to_be_pickled():
