@@ -289,7 +289,10 @@ class _Indexing:
 
 
 class _Dimensions:
-    """What makes selections of dimensions: ``d[0, "x", 1:3]``."""
+    """Dimensions by index, label or slice: ``d[0, "x", 1:3]`` is a :class:`DimSelection`.
+
+    Negative indices count from the last dimension. Selections nest: ``d["x", d[0, 1]]``.
+    """
 
     __slots__ = ()
 
@@ -307,4 +310,3 @@ class _Dimensions:
 
 
 d: Final = _Dimensions()
-"""Dimensions by index, label or slice: ``d[0, "x", 1:3]`` is a :class:`DimSelection`."""

@@ -155,16 +155,15 @@ def _indexed(
     made = [*_made(index, terms, extra), *[1] * len(others)]
     in_front = len(index.joint.shape) if index.joint and index.joint.is_first else 0
     check_rank(in_front + sum(made))
-    ordered = [dim for i in (*selected, *others) if (dim := numbers[i]) is not None]
+    sources = (*selected, *others)
+    ordered = [dim for source in sources if (dim := numbers[source]) is not None]
     domain = make_domain(to.box, to.labels)
     builder = Builder(domain._take(ordered), ordered)
     builder.add_terms(terms, index.joint, extra)
-    # First of the dimensions that come in place of each intermediate one, as the builder has them.
-    starts = dict(zip((*selected, *others), accumulate(made, initial=in_front)))
-    counts = dict(zip((*selected, *others), made))
-    order = [*range(in_front)]
-    for dim in range(len(numbers)):
-        order += range(starts[dim], starts[dim] + counts[dim])
+    # Dimensions that come in place of each intermediate one, as the builder numbers them.
+    starts = accumulate(made, initial=in_front)
+    spans = {dim: range(at, at + count) for dim, at, count in zip(sources, starts, made)}
+    order = [*range(in_front), *(i for dim in range(len(numbers)) for i in spans[dim])]
     built = Selected(builder.box(), tuple(builder.labels), OutputIndexMaps(builder.maps), ())
     built = reordered(built, order)
     inner = dict(zip(ordered, built.maps))
@@ -175,5 +174,5 @@ def _indexed(
         box,
         built.labels,
         compose_maps(to.maps, to.box, maps, box),
-        tuple([position[i] for i in range(in_front + sum(made[: len(made) - len(others)]))]),
+        tuple([position[i] for i in range(len(order) - len(others))]),
     )
