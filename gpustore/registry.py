@@ -68,6 +68,7 @@ _SCHEMES = {
     ("kvstores", "gs"): "gcs",
     ("kvstores", "gcs"): "",
     ("kvstores", "https"): "http",
+    ("kvstores", "kvstack"): "",
     ("drivers", "array"): "",
     ("drivers", "downsample"): "",
     ("drivers", "stack"): "",

@@ -419,11 +419,17 @@ class KvStoreDriver(abc.ABC):
         return {}
 
     @property
+    def bases(self) -> Sequence[Base]:
+        """Kvstores in which this one lies: :attr:`base`, or those of several layers."""
+        return () if self.base is None else (self.base,)
+
+    @property
     def all_resources(self) -> Mapping[str, Context.Resource]:
-        """Context resources of the driver and its base, by identifier."""
-        if self.base is None:
-            return self.resources
-        return {**self.base.driver.all_resources, **self.resources}
+        """Context resources of the driver and its bases, by identifier."""
+        found: dict[str, Context.Resource] = {}
+        for base in self.bases:
+            found.update(base.driver.all_resources)
+        return {**found, **self.resources}
 
     def _unsupported(self, what: str) -> UnsupportedError:
         return UnsupportedError(f'kvstore driver "{self.id}" does not support {what}')

@@ -33,8 +33,8 @@ from gpustore.kvstores.spec import (
     KvStoreSpec,
     append_component,
     as_text,
-    by_reference,
     unbound_json,
+    whole_json,
 )
 from gpustore.kvstores.transaction import TransactedKvStore, in_transaction
 from gpustore.runtime.batch import Batch, check_batch
@@ -214,7 +214,7 @@ class KvStore:
             raise MetadataError("retain_context and unbind_context exclude each other")
         if isinstance(self._driver.plain, ForeignKvStore):
             return KvStoreSpec.from_parts(self._driver.spec, self._path)
-        spec = KvStoreSpec.from_json(self._unbound_json())
+        spec = KvStoreSpec.from_json(whole_json(self._driver, self._path))
         if retain_context:
             return spec.retaining(self._driver.plain)
         return spec if unbind_context else spec.without_context()
@@ -239,18 +239,6 @@ class KvStore:
         """
         check_rebinding(self.transaction, transaction)
         return KvStore(in_transaction(self._driver, transaction), self._path)
-
-    def _unbound_json(self) -> dict[str, JsonValue]:
-        """Return the spec as JSON, with the definitions of all context resources."""
-        defined: dict[str, Context.Resource] = {}
-        below: KvStoreDriver | None = self._driver
-        while below is not None:
-            defined = {**by_reference(below), **defined}
-            below = None if below.base is None else below.base.driver
-        json = unbound_json(self._driver, self._path, defined)
-        if defined:
-            json["context"] = {name: resource.to_json() for name, resource in defined.items()}
-        return json
 
     # ------------------------------------------------------------------ single keys
 
@@ -396,7 +384,7 @@ class KvStore:
         """
         if strip_prefix_length < 0:
             raise TypeError(f"strip_prefix_length: expected at least 0, got {strip_prefix_length}")
-        wanted = result.KeyRange() if range is None else range.copy()
+        wanted = result.KeyRange() if range is None else _key_range(range)
 
         def names() -> builtins.list[bytes]:
             keys = self._list_bytes(wanted)
@@ -435,7 +423,7 @@ class KvStore:
 
     def delete_range(self, range: result.KeyRange) -> Future[None]:
         """Delete all keys of a range."""
-        wanted = range.copy()
+        wanted = _key_range(range)
         begin = at_once if self.transaction else partial(self._executor.submit, drain=True)
 
         def delete() -> None:
@@ -466,7 +454,9 @@ class KvStore:
         source_staleness_bound : float, optional
             Seconds since the epoch; see :meth:`read`.
         """
-        wanted = result.KeyRange() if source_range is None else source_range.copy()
+        if not isinstance(target, KvStore):
+            raise TypeError(f"target: expected a KvStore, but received: {target!r:.200}")
+        wanted = result.KeyRange() if source_range is None else _key_range(source_range)
 
         def copy() -> None:
             for keys in self._batches([as_text(key) for key in self._list_bytes(wanted)]):
@@ -569,24 +559,28 @@ class KvStore:
     def __copy__(self) -> KvStore:
         return self.copy()
 
-    def __deepcopy__(self, memo: object) -> KvStore:
-        return self.copy()
-
     def __repr__(self) -> str:
         if isinstance(self._driver.plain, ForeignKvStore):
             return f"KvStore({self._driver.spec!r} + {self._path!r})"
-        return pretty("KvStore", self._unbound_json())
+        return pretty("KvStore", whole_json(self._driver, self._path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.transaction is not None:
             raise TransactionError("Cannot serialize KvStore with bound transaction")
         if isinstance(self._driver.plain, ForeignKvStore):
             return KvStore, (self._driver.plain, self._path)
-        return _reopen, (self._unbound_json(),)
+        return _reopen, (whole_json(self._driver, self._path),)
 
 
 def _reopen(json: dict[str, JsonValue]) -> KvStore:
     return KvStore.open(json).result()
+
+
+def _key_range(range: result.KeyRange) -> result.KeyRange:
+    """Return a copy of a range, which its owner may change."""
+    if not isinstance(range, result.KeyRange):
+        raise TypeError(f"range: expected a KvStore.KeyRange, but received: {range!r:.200}")
+    return range.copy()
 
 
 def _copy_value(value: str | Buffer | None) -> bytes | None:

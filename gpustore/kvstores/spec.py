@@ -185,6 +185,40 @@ class KvStoreSpec:
         """Return a copy."""
         return self._with_path(self._path)
 
+    def update(
+        self,
+        *,
+        unbind_context: bool | None = None,
+        strip_context: bool | None = None,
+        context: Context | None = None,
+    ) -> None:
+        """Change the context resources.
+
+        Parameters
+        ----------
+        unbind_context : bool, optional
+            Keep the definitions of the resources alone, of which opening the spec makes equal ones.
+        strip_context : bool, optional
+            Use the default resources of the context in which the spec is opened.
+        context : Context, optional
+            Use the resources of this context when the spec is opened.
+        """
+        if context is not None:
+            if not isinstance(context, Context):
+                raise TypeError(f"context: expected a Context, but received: {context!r:.200}")
+            if self._opened is None and self.has_json:
+                driver = self.open_driver(context)
+                bound = self.from_json(whole_json(driver, self._path))
+                self._driver, self._context, self._opened = bound._driver, bound._context, driver
+        if unbind_context:
+            self._opened = None
+        if strip_context:
+            self._driver, self._context, self._opened = (
+                self._driver.without_references(),
+                None,
+                None,
+            )
+
     def at(self, path: str) -> KvStoreSpec:
         """Return the same kvstore with another path; raises InvalidKeyError if it is wrong."""
         _check_path(self._driver, path)
@@ -255,11 +289,33 @@ def unbound_json(
     differing = {name: own[name] for name in own if own[name] is not defined.get(name)}
     if differing:
         json["context"] = {name: resource.to_json() for name, resource in differing.items()}
+    inner = {**defined, **differing}
+    bases: list[JsonValue] = [unbound_json(base.driver, base.path, inner) for base in driver.bases]
     if driver.base is not None:
-        json["base"] = unbound_json(driver.base.driver, driver.base.path, {**defined, **differing})
+        json["base"] = bases[0]
+    elif bases:
+        for layer, base in zip(cast("list[Any]", json["layers"]), bases, strict=True):
+            layer["base"] = base
     if path:
         json["path"] = path
     return json
+
+
+def whole_json(driver: KvStoreDriver, path: str) -> dict[str, JsonValue]:
+    """Return the JSON of a driver and a path, with the definitions of all context resources."""
+    defined = _all_by_reference(driver)
+    json = unbound_json(driver, path, defined)
+    if defined:
+        json["context"] = {name: resource.to_json() for name, resource in defined.items()}
+    return json
+
+
+def _all_by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
+    """Return the context resources that a spec and those of its bases refer to; outer ones win."""
+    found: dict[str, Context.Resource] = {}
+    for base in driver.bases:
+        found = {**_all_by_reference(base.driver), **found}
+    return {**found, **by_reference(driver)}
 
 
 def _over_object(driver: ForeignSpec, path: str) -> KvStoreSpec:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpustore.kvstores.base import Base
 from gpustore.kvstores.columns import WriteRequest
+from gpustore.kvstores.kvstack import KvStack
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.ocdbt import OcdbtKvStore
 from gpustore.kvstores.zip import ZipKvStore
@@ -97,6 +98,18 @@ def _on_faulty_base(driver, rules):
 @contextmanager
 def _memory(tmp_path, monkeypatch):
     yield _in_memory({"driver": "memory", "path": "m/"}, FaultyKvStore, (_READS, *_WRITES))
+
+
+def _on_faulty_bases(driver, rules):
+    bases = [Base(FaultyKvStore(base.driver, rules), base.path) for base in driver.bases]
+    return KvStack(driver.spec, bases)
+
+
+@contextmanager
+def _kvstack(tmp_path, monkeypatch):
+    layers = [{"base": "memory://m/"}, {"base": "memory://b/", "prefix": "b/"}]
+    json = {"driver": KvStack.id, "layers": layers}
+    yield _in_memory(json, _on_faulty_bases, (_READS, *_WRITES))
 
 
 @contextmanager
@@ -254,6 +267,7 @@ PLACES = {
     "file": _file,
     "gcs": _gcs,
     "http": _http,
+    "kvstack": _kvstack,
     "memory": _memory,
     "ocdbt": _ocdbt,
     "s3": _s3,

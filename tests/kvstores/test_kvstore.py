@@ -7,6 +7,7 @@ import pickle
 import pytest
 import tensorstore as ts
 
+import gpustore
 from gpustore.errors import (
     GpustoreError,
     InvalidKeyError,
@@ -19,6 +20,8 @@ from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from tests.matrix import each
+
+LIBRARIES = (gpustore, ts)
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -471,3 +474,55 @@ def test_key_range_can_be_changed():
     assert wanted != other
     assert "b" in other
     assert "c" not in other
+
+
+# ------------------------------------------------------- copies, and changes of specs
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_deep_copy_has_resources_of_its_own(library):
+    store = library.KvStore.open("memory://a/").result()
+    shallow, deep = copy.copy(store), copy.deepcopy(store)
+    store["key"] = b"value"
+    assert shallow["key"] == b"value"
+    assert deep.list().result() == []
+    assert deep.url == store.url
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ranges_and_targets_have_their_types(library):
+    store = library.KvStore.open("memory://").result()
+    with pytest.raises(TypeError):
+        store.experimental_copy_range_to(None)
+    with pytest.raises(TypeError):
+        store.experimental_copy_range_to(store, "a")
+    for bad in ("a", None):
+        with pytest.raises(TypeError):
+            store.delete_range(bad)
+    with pytest.raises(TypeError):
+        store.list("a")
+
+
+def test_specs_change_their_context_as_in_tensorstore():
+    found = []
+    for library in LIBRARIES:
+        spec = library.KvStore.Spec(
+            {"driver": "memory", "path": "a/", "memory_key_value_store": "memory_key_value_store#a"}
+        )
+        context = library.Context({"memory_key_value_store#a": {}})
+        bound = spec.copy()
+        bound.update(context=context)
+        library.KvStore.open(bound).result()["key"] = b"value"
+        again = library.KvStore.open(spec, context=context).result().list().result()
+        bound.update(context=library.Context({"memory_key_value_store#a": {}}))  # It is bound.
+        texts = [library.KvStore.open(bound).result().list().result(), again]
+        bound.update(unbind_context=False, strip_context=False)
+        bound.update(unbind_context=True)
+        texts += [bound.to_json(), library.KvStore.open(bound).result().list().result()]
+        bound.update(strip_context=True)
+        spec.update(context=context, unbind_context=True)
+        texts += [bound.to_json(), spec.to_json()]
+        with pytest.raises(TypeError):
+            spec.update(context={})
+        found.append(texts)
+    assert found[0] == found[1]
