@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Hashable
 
-    from gpustore.kvstores.base import DriverSpec
+    from gpustore.kvstores.base import Base, DriverSpec
     from gpustore.runtime.context import Context
     from gpustore.runtime.transaction import Transaction
 
@@ -76,6 +76,10 @@ class TransactedKvStore(KvStoreDriver):
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
         return self._plain.resources
+
+    @property
+    def bases(self) -> Sequence[Base]:
+        return self._plain.bases
 
     @property
     def identity(self) -> Hashable:

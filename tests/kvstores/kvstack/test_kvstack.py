@@ -162,6 +162,19 @@ def test_arrays_lie_in_several_kvstores(tmp_path):
         again.read().result()
 
 
+def test_a_transaction_stages_writes_of_several_layers():
+    for library in LIBRARIES:
+        store, memory = filled(library)
+        before = sorted(memory.list().result())
+        with library.Transaction() as transaction:
+            view = store.with_transaction(transaction)
+            view["p/new"], view["b"] = b"1", b"2"
+            assert view["p/new"] == b"1"
+            assert sorted(memory.list().result()) == before
+            assert repr(view) == repr(store)
+        assert sorted(memory.list().result()) == sorted([*before, b"base/b", b"pre/new"])
+
+
 def test_a_kvstack_has_no_url():
     for library in LIBRARIES:
         with pytest.raises(NotImplementedError, match="URL representation not supported"):
