@@ -56,6 +56,20 @@ class LayerPart(NamedTuple):
     points: Integers | None = None
 
 
+class LayerBoxes(NamedTuple):
+    """Parts of a request by columns: boxes in its domain, each of another layer.
+
+    Attributes
+    ----------
+    layer : int64 array of shape (parts,)
+    start, stop : int64 array of shape (parts, rank)
+    """
+
+    layer: Integers
+    start: Integers
+    stop: Integers
+
+
 class _Affine(NamedTuple):
     """Output that is a constant, or a step of one input dimension."""
 
@@ -139,6 +153,25 @@ def plan_layers(bounds: LayerBounds, transform: IndexTransform) -> list[LayerPar
         return list(_through_arrays(bounds, transform, tied))
     maps = _affine(transform, {d: d for d in range(domain.rank)})
     return [LayerPart(layer, *region) for layer, region in _visible(bounds, maps, start, stop)]
+
+
+def plan_boxes(bounds: LayerBounds, transform: IndexTransform) -> LayerBoxes | None:
+    """Divide the domain of `transform` among layers that follow one another, by columns.
+
+    None if layers may overlap, an index array chooses elements, or a layer has none of some.
+    """
+    domain = transform.domain
+    if (
+        bounds.axis is None
+        or 0 in domain.shape
+        or any(map_.index_array is not None for map_ in transform.output)
+    ):
+        return None
+    maps = _affine(transform, {d: d for d in range(domain.rank)})
+    boxes = _boxes(bounds, maps, domain.inclusive_min, domain.exclusive_max)
+    if int((boxes.stop - boxes.start).prod(axis=1).sum()) != domain.size:
+        return None
+    return boxes
 
 
 def part_transform(transform: IndexTransform, part: LayerPart) -> IndexTransform:
@@ -302,6 +335,32 @@ def _visible(
     bounds: LayerBounds, maps: Sequence[_Affine], start: tuple[int, ...], stop: tuple[int, ...]
 ) -> Iterator[tuple[int, Region]]:
     """Yield the layers that a box of inputs meets, and the parts of it that they have."""
+    ids, begin, end = _boxes(bounds, maps, start, stop)
+    if bounds.axis is None and len(ids) > 1:
+        found = list(_uncovered(ids, begin, end))
+    else:
+        found = [
+            (layer, (tuple(one), tuple(other)))
+            for layer, one, other in zip(ids.tolist(), begin.tolist(), end.tolist())
+        ]
+    wanted = math.prod([b - a for a, b in zip(start, stop)])
+    there = sum([math.prod([b - a for a, b in zip(*region)]) for _, region in found])
+    if there != wanted:
+        rest = [(start, stop)]
+        for _, region in found:
+            rest = [piece for one in rest for piece in _without(one, region)]
+        at = min(rest)[0]
+        point = [0] * len(maps)
+        for o, d, offset, stride in maps:
+            point[o] = offset if d is None else offset + stride * at[d]
+        raise bounds.missing(point)
+    yield from found
+
+
+def _boxes(
+    bounds: LayerBounds, maps: Sequence[_Affine], start: tuple[int, ...], stop: tuple[int, ...]
+) -> LayerBoxes:
+    """Return the layers that a box of inputs meets, and the boxes of inputs that lie in them."""
     low, high = [0] * len(maps), [0] * len(maps)
     for o, d, offset, stride in maps:
         ends = (offset, offset)
@@ -322,26 +381,7 @@ def _visible(
         np.maximum(begin[:, d], -((offset - first) // stride), out=begin[:, d])
         np.minimum(end[:, d], -((offset - last) // stride), out=end[:, d])
     kept = np.flatnonzero((begin < end).all(axis=1))
-    ids, begin, end = ids[kept], begin[kept], end[kept]
-    if bounds.axis is None and len(ids) > 1:
-        found = list(_uncovered(ids, begin, end))
-    else:
-        found = [
-            (layer, (tuple(one), tuple(other)))
-            for layer, one, other in zip(ids.tolist(), begin.tolist(), end.tolist())
-        ]
-    wanted = math.prod([b - a for a, b in zip(start, stop)])
-    there = sum([math.prod([b - a for a, b in zip(*region)]) for _, region in found])
-    if there != wanted:
-        rest = [(start, stop)]
-        for _, region in found:
-            rest = [piece for one in rest for piece in _without(one, region)]
-        at = min(rest)[0]
-        point = [0] * len(maps)
-        for o, d, offset, stride in maps:
-            point[o] = offset if d is None else offset + stride * at[d]
-        raise bounds.missing(point)
-    yield from found
+    return LayerBoxes(ids[kept], begin[kept], end[kept])
 
 
 def _uncovered(ids: Integers, begin: Integers, end: Integers) -> Iterator[tuple[int, Region]]:

@@ -56,6 +56,9 @@ class RowTable:
         What the plan needs to write a row down again.
     points : sequence of TablePoints
         One for each connected set with an index array.
+    prefixes : int64 array or None
+        Addresses of the prefixes of the keys of the rows, each with a NUL behind it, if the rows
+        are of several arrays.
     """
 
     words: array[int] | NDArray[np.int64]
@@ -68,6 +71,7 @@ class RowTable:
     points: Sequence[TablePoints] = ()
     has_first: bool = False
     has_target: bool = False
+    prefixes: Integers | None = None
 
     @classmethod
     def of_cells(cls, cells: Sequence[Any] | Integers) -> RowTable:

@@ -125,6 +125,7 @@ struct Job {
     const Array* array;
     i64 directory, resolve;   // descriptor that keys are relative to; flags of openat2, 0 without it
     const char* prefix;       // of all keys
+    const char* const* prefixes;  // of the key of each row; null if all have `prefix`
     i64 units;                // groups of rows that share a key
     const i64* unit;          // units + 1 edges in the rows
     i64 rows;

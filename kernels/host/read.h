@@ -98,7 +98,10 @@ private:
         return error;
     }
 
+    const char* prefix_of(i64 row) const { return job_.prefixes ? job_.prefixes[row] : job_.prefix; }
+
     bool share_key(i64 one, i64 other) const {
+        if (prefix_of(one) != prefix_of(other)) return false;
         for (i64 k = 0; k < array_.key_rank; k++)
             if (cell(k, one) / array_.ratio[k] != cell(k, other) / array_.ratio[k]) return false;
         return true;
@@ -107,11 +110,12 @@ private:
     i64 cell(i64 dimension, i64 row) const { return job_.cells[dimension * job_.rows + row]; }
 
     bool make_key(i64 row) {
-        const std::size_t prefix = std::strlen(job_.prefix), separator = std::strlen(array_.separator);
+        const char* begin = prefix_of(row);
+        const std::size_t prefix = std::strlen(begin), separator = std::strlen(array_.separator);
         if (prefix + static_cast<std::size_t>(array_.key_rank) * (20 + separator) + 1 > KEY_NBYTES)
             return false;
         char* at = key_;
-        std::memcpy(at, job_.prefix, prefix), at += prefix;
+        std::memcpy(at, begin, prefix), at += prefix;
         for (i64 k = 0; k < array_.key_rank; k++) {
             if (k) std::memcpy(at, array_.separator, separator), at += separator;
             i64 index = cell(k, row) / array_.ratio[k];

@@ -141,7 +141,7 @@ class Job:
             (
                 array.address,
                 *((-1, 0) if directory is None else (directory.descriptor, directory.resolve)),
-                here + prefix,
+                *(here + prefix, 0 if table.prefixes is None else address_of(table.prefixes)),
                 *(table.units, at, table.rows, cells, first if table.has_first else 0),
                 *(table.regions, rank, src, dst, count, target if table.has_target else 0),
                 *(here, here + dst_stride, here + targets),
