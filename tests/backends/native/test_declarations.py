@@ -135,6 +135,7 @@ def test_a_job(tmp_path):
         points=[TablePoints(*columns)],
         has_first=True,
         has_target=True,
+        prefixes=columns[0],
     )
     outs = [memory_of(np.zeros(one, "u2")) for one in (5, 7)]
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
@@ -146,6 +147,7 @@ def test_a_job(tmp_path):
     for name, offset in {**edges, "target": 25}.items():
         assert found.pop(name) == here + 8 * offset, name
     assert ctypes.string_at(found.pop("prefix")) == b"c/"
+    assert found.pop("prefixes") == data(columns[0])
     assert (words(found.pop("src_stride"), 2), words(found.pop("dst_stride"), 2)) == (
         [2, 4],
         [6, 8],
