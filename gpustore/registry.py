@@ -73,6 +73,8 @@ _SCHEMES = {
     ("drivers", "downsample"): "",
     ("drivers", "stack"): "",
     ("drivers", "zarr"): "",
+    ("drivers", "neuroglancer-precomputed"): "neuroglancer_precomputed",
+    ("drivers", "neuroglancer_precomputed"): "",
 }
 
 # Registered names with a dash; a Python file cannot have one and is named with an underscore.

@@ -277,7 +277,7 @@ def through_adapters(
 
 
 def _kind(format_: _Format) -> Any:
-    return registry.find(format_.folder, format_.name)
+    return registry.find_scheme(format_.folder, format_.name)
 
 
 def _detect_file(store: KvStore) -> Found | None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -70,7 +70,16 @@ _CREATE = 'Cannot create using specified "metadata" and schema'
 
 
 class Steps:
-    """One call of :meth:`ChunkedSpec.open`; checks everything that needs no I/O at once."""
+    """One call of :meth:`ChunkedSpec.open`; checks everything that needs no I/O at once.
+
+    Attributes
+    ----------
+    kind, transacted : type
+        Class of the opened driver, and of that in a transaction.
+    """
+
+    kind: ClassVar[type[ChunkedDriver]] = ChunkedDriver
+    transacted: ClassVar[type[TransactedDriver]] = TransactedDriver
 
     __slots__ = (
         *("__weakref__", "executor", "file", "format", "found", "hierarchy", "mode", "read_at"),
@@ -198,9 +207,7 @@ class Steps:
             elif not self.mode.delete_existing and self._stored() is not None:
                 raise self._already_exists()
             try:
-                metadata, description = self._new_metadata(
-                    f"Error writing {self.file.name}: {_CREATE}"
-                )
+                metadata, description = self._new_metadata(self._attempt)
             except GpustoreError:
                 if condition != ABSENT:
                     self.store.driver.delete_range(self.store.path, prefix_end(self.store.path))
@@ -217,6 +224,11 @@ class Steps:
         raise ConflictError(
             f"{self.file.name} was created and deleted again {_ATTEMPTS} times", key=self.file.key
         )
+
+    @property
+    def _attempt(self) -> str:
+        """Context of errors about new metadata."""
+        return f"Error writing {self.file.name}: {_CREATE}"
 
     def _stored(self, bound: float = math.inf) -> Any:
         """Return the stored metadata, None if there are none."""
@@ -282,7 +294,7 @@ class Steps:
         if options:
             given = options.get("recheck_cached_metadata", "open")
             recheck = recheck_bound(given, -math.inf)
-        kind = ChunkedDriver if self.store.driver.transaction is None else TransactedDriver
+        kind = self.kind if self.store.driver.transaction is None else self.transacted
         return kind(
             self.file,
             metadata,
@@ -303,7 +315,7 @@ class Steps:
         steps = copy(self)
         store = opened.kvstore
         steps._use(KvStore(in_transaction(store.driver, transaction), store.path))
-        kind = ChunkedDriver if transaction is None else TransactedDriver
+        kind = self.kind if transaction is None else self.transacted
         driver = kind(
             steps.file,
             opened.metadata,
@@ -380,6 +392,7 @@ class Steps:
             residence=self._residence(metadata, description),
             decode_rule=setting.decode_rule,
             grid=description.grid,
+            names=description.names,
         )
 
     def _cache_use(self, metadata: Any, chain: CodecChain) -> CacheUse | None:

@@ -109,7 +109,7 @@ class AutoSpec:
         def run() -> tuple[Driver, IndexTransform]:
             with prefixing('Error opening "auto" driver'):
                 store, kvstore, steps = through_adapters(base, spec, context, max_nbytes)
-                kind: DriverKind = registry.find("drivers", one_of(steps, store).name)
+                kind: DriverKind = registry.find_scheme("drivers", one_of(steps, store).name)
                 driver = kind.from_url(kvstore, "")
                 driver = driver.updated(schema=self.constraints, **dict(self.options))
                 opening = driver.open(request._replace(context=context, found=steps.metadata))

@@ -26,6 +26,7 @@ from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.document import ArrayMetadata
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
+from gpustore.planning.chunk_plan import KeyNames
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -123,8 +124,15 @@ class ArrayDescription:
         Names of unknown extensions that reads may ignore.
     stores_zeros : bool
         Whether chunks of zeros are stored where the fill value is undefined.
+    names : KeyNames or None
+        Other names of chunks than their indices.
+    origin : tuple of int, or None
+        Origin of the domain of an array that cannot be resized; None for other arrays.
+    layout : ChunkLayout, or None
+        The chunk layout, where it does not follow from the other attributes.
     domain : IndexDomain
-        Domain with origin zero, and implicit (resizable) upper bounds except for inner dimensions.
+        Domain: from `origin`, or with origin zero and implicit (resizable) upper bounds except for
+        inner dimensions.
     """
 
     shape: tuple[int, ...]
@@ -145,9 +153,17 @@ class ArrayDescription:
     grid: RectilinearGrid | None = None
     passed_over: tuple[str, ...] = ()
     stores_zeros: bool = True
+    names: KeyNames | None = None
+    origin: tuple[int, ...] | None = None
+    layout: ChunkLayout | None = None
     domain: IndexDomain = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.origin is not None:
+            vars(self)["domain"] = IndexDomain(
+                inclusive_min=self.origin, shape=self.shape, labels=self.labels
+            )
+            return
         rank = len(self.shape)
         implicit = (True,) * (rank - self.inner_rank) + (False,) * self.inner_rank
         # The metadata have checked the bounds.
@@ -185,6 +201,8 @@ class ArrayDescription:
 
         The chunk shape is unset along dimensions with chunks of several sizes.
         """
+        if self.layout is not None:
+            return self.layout
         rank = len(self.shape)
         write = self.chunk_shape if self.grid is None else self.grid.uniform(self.shape)
         read = write if self.grid is not None and not self.levels else self.read_shape
@@ -226,10 +244,11 @@ class ArrayDescription:
                 words.merge_domains(schema.domain, self.domain)
         layout = schema.chunk_layout
         if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
-            check_codec_chunk(layout)
             own = self.chunk_layout
+            if not any(own.codec_chunk.shape or ()):
+                check_codec_chunk(layout)
             layout.merged(own)
-            if self.grid is not None:
+            if self.grid is not None and self.layout is None:
                 _check_uniform("read_chunk", layout.read_chunk.shape, own.read_chunk.shape)
                 _check_uniform("write_chunk", layout.write_chunk.shape, own.write_chunk.shape)
         if words.has_fill_value:

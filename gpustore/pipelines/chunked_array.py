@@ -21,7 +21,7 @@ from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.cell_numbers import CellNumbers
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, check_bounds, plan_chunks
+from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, KeyNames, check_bounds, plan_chunks
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.resources.device_cache_pool import Residence
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
@@ -110,6 +110,8 @@ class ChunkedArray:
     grid : RectilinearGrid, optional
         Grid of chunks that differ in shape. `chunk_shape`, `chain`, `levels` and `refiners` are
         those of the largest chunks then; :meth:`plans` returns arrays with those of the others.
+    names : KeyNames, optional
+        Other names of chunks than their indices.
     stored : ChunkedArray, optional
         Array of stored chunks, if this one is its view of cached chunks; see :meth:`reader`.
     """
@@ -135,6 +137,7 @@ class ChunkedArray:
     decode_rule: DecodeRule = AUTO
     residence: Residence | None = None
     grid: RectilinearGrid | None = None
+    names: KeyNames | None = None
     stored: ChunkedArray | None = None
     waiting: Waiting = field(default_factory=Waiting, init=False, compare=False, repr=False)
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
@@ -144,11 +147,16 @@ class ChunkedArray:
     _values: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
 
     @property
+    def _is_in_files(self) -> bool:
+        """Whether values are files that the native core can name."""
+        return self.names is None and self.store.key_directory(self.key_prefix) is not None
+
+    @property
     def native(self) -> NativeArray | None:
         """Constants for the native core; None if chunks are read in Python."""
         if not self._native:
             found = None
-            if self.stored is None and self.store.key_directory(self.key_prefix) is not None:
+            if self.stored is None and self._is_in_files:
                 found = self._native_array(self.levels, fill_missing=self.fill_missing)
             self._native.append(found)
         return self._native[0]
@@ -163,7 +171,7 @@ class ChunkedArray:
         """Constants for fetching whole values by the native core; None if Python fetches them."""
         if not self._files:
             found = None
-            if not self.levels and self.store.key_directory(self.key_prefix) is not None:
+            if not self.levels and self._is_in_files:
                 found = self._fetched_natively()
             self._files.append(found)
         return self._files[0]
@@ -177,7 +185,7 @@ class ChunkedArray:
             found = None
             is_cached = self.stored is not None and self.cache is not None
             is_plain = not is_cached and self.chain.objects is None
-            if is_plain and self.store.key_directory(self.key_prefix) is not None:
+            if is_plain and self._is_in_files:
                 is_for_host = self.backend.unsupported_reason(self.chain) is not None
                 found = self._fetched_natively(decodes=is_for_host)
             self._staging.append(found)
@@ -301,10 +309,13 @@ class ChunkedArray:
             self.cache.forget(keys)
         if self.residence is not None and self.residence.pool.caches:
             begin, separator = len(self.key_prefix), self.key_separator
-            indices = [
-                tuple(map(int, key[begin:].split(separator))) if self.key_rank else ()
-                for key in keys
-            ]
+            if self.names is not None:
+                indices = [self.names.cell(key[begin:]) for key in keys]
+            else:
+                indices = [
+                    tuple(map(int, key[begin:].split(separator))) if self.key_rank else ()
+                    for key in keys
+                ]
             self.residence.pool.forget(self.residence.array, indices)
 
     def plans(
@@ -358,6 +369,7 @@ class ChunkedArray:
             self.key_ratio,
             self.key_rank,
             layout.is_dense,
+            self.names,
         )
 
     def of_chunks(self, chunk_shape: tuple[int, ...]) -> ChunkedArray:

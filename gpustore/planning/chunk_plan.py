@@ -28,7 +28,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,16 @@ TABLE_LISTED = 64
 """Largest number of rows of a plan whose row table is made without NumPy, which is slower there."""
 
 
+class KeyNames(Protocol):
+    """Names of chunks that are not the indices of their cells, joined by a separator."""
+
+    def name(self, cell: Sequence[int]) -> str:
+        """Return what follows the prefix in the key of the chunk at `cell`."""
+
+    def cell(self, name: str) -> tuple[int, ...]:
+        """Return the cell of a :meth:`name`."""
+
+
 @dataclass(slots=True)
 class ChunkFormat:
     """Layout and keys of stored chunks of one shape.
@@ -65,6 +75,8 @@ class ChunkFormat:
         Number of array dimensions in a key; the others are inside each stored element.
     dense : bool
         Whether a row that has all elements of a chunk has all of its bytes.
+    names : KeyNames, optional
+        Other names of chunks than joined indices.
     """
 
     stride: tuple[int, ...]
@@ -73,6 +85,7 @@ class ChunkFormat:
     key_ratio: tuple[int, ...]
     key_rank: int
     dense: bool = True
+    names: KeyNames | None = None
 
     def keys(self, cells: Sequence[NDArray[np.int64]], count: int) -> list[str]:
         """Make the keys of `count` chunks at these cells, one column an array dimension."""
@@ -80,8 +93,13 @@ class ChunkFormat:
             return [self.key_prefix] * count
         ratios = self.key_ratio[: self.key_rank]
         columns = [(cell // ratio).tolist() for cell, ratio in zip(cells, ratios)]
-        join = self.key_separator.join
-        return [self.key_prefix + join(map(str, index)) for index in zip(*columns)]
+        return [self.key(index) for index in zip(*columns)]
+
+    def key(self, index: Sequence[int]) -> str:
+        """Return the key with these indices."""
+        if self.names is not None:
+            return self.key_prefix + self.names.name(index)
+        return self.key_prefix + self.key_separator.join(map(str, index))
 
 
 @dataclass(frozen=True)
@@ -370,7 +388,7 @@ class ChunkPlan:
             for o, column, inside in zip(one.output_dimensions, one.cells, one.inside):
                 cells[o] = column[0]
                 src_start += stride[o] * inside[0]
-        parts = [str(cell // r) for cell, r in zip(cells[: form.key_rank], form.key_ratio)]
+        key = [cell // r for cell, r in zip(cells[: form.key_rank], form.key_ratio)]
         return PlanWindow(
             cells=tuple([[cell] for cell in cells]),
             src_start=[src_start],
@@ -379,7 +397,7 @@ class ChunkPlan:
             whole=[whole],
             src_stride=self.src_stride,
             dst_stride=self.dst_stride,
-            keys=[form.key_prefix + form.key_separator.join(parts)],
+            keys=[form.key(key)],
             points=self._points([(0,)] * len(self.sets)),
         )
 
@@ -442,7 +460,11 @@ class ChunkPlan:
         ]
 
     def _keys(self, index: list[Any], n: int) -> list[str]:
-        columns = []
+        columns: list[Any] = []
+        if self.format.names is not None:
+            for position, cells, ratio, _ in self._key_columns:
+                columns.append([int(cells[i]) // ratio for i in index[position]])
+            return [self.format.key(key) for key in zip(*columns)]
         for (position, cells, ratio, lead), parts in zip(self._key_columns, self._key_parts):
             rows = index[position]
             if parts is None:

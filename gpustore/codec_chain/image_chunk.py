@@ -1,0 +1,132 @@
+"""Chunks as JPEG and PNG images, by Pillow (extra ``image``), which is imported on use.
+
+An image has as many pixels as the chunk has elements of a channel, x fastest, then y and z; its
+width and height do not matter. Channels are those of a pixel. The size in the header of an image is
+compared with that of the chunk before memory is taken for its pixels.
+
+Source: https://github.com/google/neuroglancer, ``src/datasource/precomputed/volume.md``.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gpustore.codec_chain.base import BytesCodec
+from gpustore.errors import CorruptChunkError, UnsupportedError
+from gpustore.runtime.buffer import Buffer
+
+_MODES: Final = {(1, 1): "L", (2, 1): "LA", (3, 1): "RGB", (4, 1): "RGBA", (1, 2): "I;16"}
+"""Pillow's name of pixels by channels and bytes of an element."""
+
+
+def pillow() -> Any:
+    """Import Pillow's ``Image``.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is not installed; the message has the command that installs it.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UnsupportedError(
+            "images are read by Pillow, which is not installed: "
+            "python -m pip install 'gpustore[image]'"
+        ) from None
+    return Image
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk(BytesCodec):
+    """Codec of a chunk as an image.
+
+    Attributes
+    ----------
+    name : {"jpeg", "png"}
+    shape : tuple of int
+        Extents of a chunk: channel, z, y, x.
+    itemsize : int
+        Bytes of an element.
+    level : int or None
+        Quality of JPEG, effort of PNG.
+    """
+
+    decode_ns = 8.0
+
+    name: str
+    shape: tuple[int, int, int, int]
+    itemsize: int
+    level: int | None
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<u{self.itemsize}")
+
+    @property
+    def _mode(self) -> str:
+        found = _MODES.get((self.shape[0], self.itemsize))
+        if found is None:
+            raise UnsupportedError(
+                f"{self.name} images of {self.shape[0]} channels of {8 * self.itemsize} bits are "
+                f"not supported"
+            )
+        return found
+
+    def encoded_bound(self, decoded_nbytes: int) -> int:
+        """Return a bound for incompressible pixels, with room for headers and comments."""
+        return 4 * decoded_nbytes + (1 << 20)
+
+    def encode(self, decoded: Buffer) -> Buffer:
+        """Encode an image with a row for each y and z."""
+        channels, z, y, x = self.shape
+        planar = np.frombuffer(decoded, self._dtype).reshape(self.shape)
+        pixels = np.ascontiguousarray(np.moveaxis(planar, 0, -1)).reshape(z * y, x, channels)
+        if channels == 1:
+            pixels = pixels[..., 0]
+        mode = self._mode
+        image = pillow().frombytes(mode, (x, z * y), pixels.tobytes())
+        options: dict[str, Any] = {}
+        if self.level is not None:
+            options = {"quality" if self.name == "jpeg" else "compress_level": self.level}
+        stream = io.BytesIO()
+        try:
+            image.save(stream, self.name.upper(), **options)
+        except (OSError, ValueError) as error:
+            raise UnsupportedError(f"{self.name}: Pillow cannot write it: {error}") from error
+        return stream.getvalue()
+
+    def decode(
+        self, encoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None = None
+    ) -> Buffer:
+        """Decode an image of as many pixels as the chunk has.
+
+        Raises
+        ------
+        CorruptChunkError
+            If it is none, or has another number of pixels or channels.
+        """
+        del exact  # Nothing else than a chunk is encoded so.
+        channels, z, y, x = self.shape
+        library, mode = pillow(), self._mode
+        try:
+            with library.open(io.BytesIO(encoded), formats=(self.name.upper(),)) as image:
+                found = image.width, image.height, image.mode
+                fits = found[0] * found[1] == x * y * z and image.mode == mode
+                pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
+        except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
+            raise CorruptChunkError(f"{self.name}: {error}", codec=self.name) from error
+        if not fits:
+            raise CorruptChunkError(
+                f"Image of {found[0]} x {found[1]} pixels of mode {found[2]} for a chunk of shape "
+                f"{[x, y, z, channels]}",
+                codec=self.name,
+            )
+        planar = np.moveaxis(pixels.reshape(z, y, x, channels), -1, 0)
+        whole = memoryview(bytearray(decoded_max)) if out is None else out[:decoded_max]
+        np.frombuffer(whole, self._dtype).reshape(self.shape)[...] = planar
+        return whole
