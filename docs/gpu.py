@@ -73,6 +73,9 @@ Blocks of the driver `n5` are decoded as their compression is in the table, with
 bytes; `gzip` with `useZlib` is `zlib`, and `xz` the host's. The host reads their headers, and
 decodes blocks that a writer has cut off at the edge of the array.
 
+Chunks of `neuroglancer_precomputed` are raw bytes to the GPU, those in shards as their
+`data_encoding`; the host decodes JPEG, PNG and compressed segmentation.
+
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.
 """

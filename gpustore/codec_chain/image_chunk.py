@@ -22,6 +22,8 @@ from gpustore.runtime.buffer import Buffer
 _MODES: Final = {(1, 1): "L", (2, 1): "LA", (3, 1): "RGB", (4, 1): "RGBA", (1, 2): "I;16"}
 """Pillow's name of pixels by channels and bytes of an element."""
 
+_PNG_END: Final = b"\0\0\0\0IEND\xaeB`\x82"
+
 
 def pillow() -> Any:
     """Import Pillow's ``Image``.
@@ -120,6 +122,9 @@ class ImageChunk(BytesCodec):
                 pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
         except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
             raise CorruptChunkError(f"{self.name}: {error}", codec=self.name) from error
+        # Pillow does not look for the end of a PNG once it has all pixels.
+        if self.name == "png" and bytes(encoded[-len(_PNG_END) :]) != _PNG_END:
+            raise CorruptChunkError("png: the end of the image is missing", codec=self.name)
         if not fits:
             raise CorruptChunkError(
                 f"Image of {found[0]} x {found[1]} pixels of mode {found[2]} for a chunk of shape "

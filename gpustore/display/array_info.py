@@ -24,7 +24,13 @@ from gpustore.display.text import (
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import JsonValue
 
-FORMATS: Final = {"zarr": "Zarr v2", "zarr2": "Zarr v2", "zarr3": "Zarr v3", "n5": "N5"}
+FORMATS: Final = {
+    "zarr": "Zarr v2",
+    "zarr2": "Zarr v2",
+    "zarr3": "Zarr v3",
+    "n5": "N5",
+    "neuroglancer_precomputed": "Neuroglancer precomputed",
+}
 """Format by the name of a driver."""
 
 _METADATA: Final = frozenset(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpustore.backends.base import Output
 from gpustore.drivers.base import Driver
 from gpustore.drivers.chunked import ChunkedDriver
+from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -72,3 +73,7 @@ class PrecomputedDriver(ChunkedDriver):
         """Raise an error: the bounds are fixed."""
         request.output(transform)
         raise UnsupportedError("Resize not supported")
+
+
+class TransactedPrecomputedDriver(PrecomputedDriver, TransactedDriver):
+    """A scale in a transaction."""

@@ -10,13 +10,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from gpustore.drivers._precomputed_driver import PrecomputedDriver
+from gpustore.drivers._precomputed_driver import PrecomputedDriver, TransactedPrecomputedDriver
 from gpustore.drivers._remembered import described
 from gpustore.drivers._steps import Steps
+from gpustore.drivers.base import DriverSpec
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.format import ArrayDescription
 from gpustore.drivers.options import recheck_bound
-from gpustore.errors import AlreadyExistsError, ConflictError, NotFoundError, prefixing
+from gpustore.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    NotFoundError,
+    UnsupportedError,
+    prefixing,
+)
 from gpustore.kvstores.columns import ABSENT
 from gpustore.metadata.precomputed import PrecomputedConstraints, PrecomputedMetadata
 from gpustore.pipelines.chunked_array import ChunkedArray
@@ -31,6 +38,7 @@ class PrecomputedSteps(Steps):
     __slots__ = ()
 
     kind = PrecomputedDriver
+    transacted = TransactedPrecomputedDriver
 
     @property
     def _constraints(self) -> PrecomputedConstraints:
@@ -88,6 +96,15 @@ class PrecomputedSteps(Steps):
         driver.recheck = -math.inf  # Bounds are fixed: nobody has to look at them again.
         return driver
 
+    def respec(self, opened: ChunkedDriver, metadata: Any) -> DriverSpec:
+        """Return the unopened spec with `metadata`; a minimal one tells the number of the scale."""
+        spec: Any = super().respec(opened, metadata)
+        if metadata is None:
+            index = PrecomputedConstraints(scale_index=opened.metadata.index)
+            spec = replace(spec, metadata=index)
+        found: DriverSpec = spec
+        return found
+
     def array(self, metadata: Any, description: ArrayDescription) -> ChunkedArray:
         """Return the array for the pipelines; keys of a scale may lead out of the volume."""
         array = super().array(metadata, description)
@@ -100,4 +117,6 @@ class PrecomputedSteps(Steps):
         prefix, sharding = "/".join(parts), metadata.scale.sharding
         if sharding is None:
             return replace(array, key_prefix=prefix)
+        if array.store.transaction is not None:
+            raise UnsupportedError("writes to shards of a scale cannot be in a transaction")
         return replace(array, key_prefix=prefix, store=Uint64Shards(array.store, prefix, sharding))

@@ -14,7 +14,7 @@ page and ``driver/neuroglancer_precomputed``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.compressed_segmentation import CompressedSegmentation
 from gpustore.codec_chain.image_chunk import ImageChunk
 from gpustore.drivers._precomputed_steps import PrecomputedSteps
+from gpustore.drivers.base import DriverSpec
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
 from gpustore.drivers.format import (
     NO_SELECTION,
@@ -562,6 +563,25 @@ class PrecomputedSpec(ChunkedSpec):
     """A scale of a volume to be opened or created."""
 
     steps = PrecomputedSteps
+
+    @property
+    def url(self) -> str:
+        if self.metadata.scale_index:
+            raise MetadataError(
+                f"{self.format.id} URL syntax not supported with non-zero scale_index"
+            )
+        return super().url
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """Return the spec with more constraints; a minimal one keeps the number of the scale."""
+        index = PrecomputedConstraints(scale_index=self.metadata.scale_index)
+        spec: Any = super().updated(schema=schema, kvstore=kvstore, **options)
+        if options.get("minimal") and self.metadata.scale_index is not None:
+            spec = replace(spec, metadata=index)
+        found: DriverSpec = spec
+        return found
 
 
 class _PrecomputedKind(ChunkedKind):

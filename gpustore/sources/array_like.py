@@ -91,7 +91,7 @@ def _of_store(store: TensorStore) -> Source:
     )
 
 
-_OTHER_FORMATS = ("n5",)
+_OTHER_FORMATS = ("n5", "neuroglancer_precomputed")
 """Drivers of formats like Zarr, whose arrays are copied as Zarr's own are."""
 
 _WITH_ATTRIBUTES = ("zarr", "zarr2", "zarr3", *_OTHER_FORMATS)

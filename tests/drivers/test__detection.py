@@ -210,18 +210,6 @@ def test_images_are_named_in_the_error(tmp_path, name, what):
     assert caught.value.key == f"{tmp_path}/f"
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "driver"),
-    [("info", "a Neuroglancer precomputed volume", "neuroglancer-precomputed")],
-)
-def test_other_arrays_are_named_in_the_error(tmp_path, name, what, driver):
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(
-        UnsupportedError, match=f' is {what}, and gpustore has no driver "{driver}"'
-    ):
-        gpustore.open(tmp_path).result()
-
-
 def test_both_kinds_of_groups_are_named_in_the_error(tmp_path):
     for zarr_format in (2, 3):
         path = f"{tmp_path}/{zarr_format}"

@@ -65,7 +65,7 @@ CONFINED = {
     "dask": "gpustore.interop.dask",
     "xarray": ("gpustore.interop.xarray", "gpustore.ome.guests"),
     "zarr": "gpustore.interop.zarr",
-    "PIL": "gpustore.cli",
+    "PIL": ("gpustore.cli", "gpustore.codec_chain.image_chunk"),
     "h5py": "gpustore.sources.hdf5",
     "tifffile": "gpustore.sources.tiff",
 }
