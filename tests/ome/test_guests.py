@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gpustore
 from gpustore import ome
 
 VALUES = np.random.default_rng(0).integers(0, 60000, (2, 8, 64, 64)).astype("uint16")
@@ -87,6 +88,40 @@ def test_files_of_ngff_zarr_are_read(version, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
+def test_plates_and_channels_of_ngff_zarr_are_read(version, tmp_path):
+    ngff_zarr = pytest.importorskip("ngff_zarr")
+    one = ngff_zarr.to_ngff_image(VALUES, dims=list("czyx"), scale=SCALE, translation=TRANSLATION)
+    many = ngff_zarr.to_multiscales(one, scale_factors=[], chunks=32)
+    window = ngff_zarr.OmeroWindow(min=0, max=65535, start=0, end=1000)
+    colors = ("DAPI", "0000FF"), ("GFP", "00FF00")
+    many.metadata.omero = ngff_zarr.Omero(
+        [ngff_zarr.OmeroChannel(color, window, label) for label, color in colors]
+    )
+    about = ngff_zarr.Plate(
+        columns=[ngff_zarr.PlateColumn("1"), ngff_zarr.PlateColumn("2")],
+        rows=[ngff_zarr.PlateRow("A"), ngff_zarr.PlateRow("B")],
+        wells=[ngff_zarr.PlateWell("B/2", 1, 1)], version=version, name="screen",
+        acquisitions=[ngff_zarr.PlateAcquisition(0, name="first")],
+    )  # fmt: skip
+    path = str(tmp_path / "p.zarr")
+    ngff_zarr.to_hcs_zarr(ngff_zarr.HCSPlate(path, about), path)
+    for field in range(2):
+        ngff_zarr.write_hcs_well_image(path, many, about, "B", "2", field, version=version)
+    plate = ome.open(path)
+    assert (plate.version, plate.name, plate.rows, plate.columns) == (
+        version, "screen", ("A", "B"), ("1", "2"),
+    )  # fmt: skip
+    assert plate.acquisitions[0].name == "first"
+    assert list(plate.fields) == ["B/2/0", "B/2/1"]
+    for image in plate.fields.values():
+        check(image, version)
+        assert image.level(0).translation == TRANSLATION
+        assert image.omero.channels == tuple(CHANNELS)
+    assert not [one for one in ome.validate(path) if one.is_of_schema]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("version", "zarr_format"), [("0.4", 2), ("0.5", 3)])
 def test_files_of_ome_zarr_are_read(version, zarr_format, tmp_path):
     writer = pytest.importorskip("ome_zarr.writer")
@@ -94,13 +129,32 @@ def test_files_of_ome_zarr_are_read(version, zarr_format, tmp_path):
     format_ = {2: "FormatV04", 3: "FormatV05"}[zarr_format]
     of = getattr(pytest.importorskip("ome_zarr.format"), format_)()
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=zarr_format)
-    steps = [{"type": "scale", "scale": list(SCALE.values())}]
-    writer.write_image(VALUES, group, axes="czyx", fmt=of, scaler=None,
-                       coordinate_transformations=[steps])  # fmt: skip
+    axes = [{"name": "c", "type": "channel"}]
+    axes += [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+    shift = {"type": "translation", "translation": list(TRANSLATION.values())}
+    factors = (1, 1, 1, 1), (1, 1, 2, 2)
+    steps = [
+        [{"type": "scale", "scale": [a * b for a, b in zip(SCALE.values(), by)]}, shift]
+        for by in factors
+    ]
+    window = {"start": 0, "end": 1000, "min": 0, "max": 65535}
+    omero = [
+        {"label": label, "color": color, "window": window, "active": True}
+        for label, color in (("DAPI", "0000FF"), ("GFP", "00FF00"))
+    ]
+    writer.write_multiscale(
+        [VALUES, VALUES[:, :, ::2, ::2]], group, axes=axes, fmt=of, name="cells",
+        coordinate_transformations=steps, metadata={"omero": {"channels": omero}},
+    )  # fmt: skip
     labels = (VALUES[0] > 30000).astype("uint8")
     writer.write_labels(labels, group, name="cells", axes="zyx", fmt=of)
     image = ome.open(tmp_path / "a.zarr")
-    assert np.array_equal(image.level(0).read().result(), VALUES)
+    check(image, version)
+    assert (image.name, image.units["x"]) == ("cells", "micrometer")
+    assert image.level(1).scale == {"c": 1, "z": 2, "y": 1, "x": 1}
+    assert image.level(1).translation == TRANSLATION
+    assert np.array_equal(image.level(1).read().result(), VALUES[:, :, ::2, ::2])
+    assert image.omero.channels == tuple(CHANNELS)
     assert np.array_equal(image.labels["cells"].level(0).read().result(), labels)
     plate = zarr.open_group(tmp_path / "p.zarr", mode="w", zarr_format=zarr_format)
     writer.write_plate_metadata(plate, ["A", "B"], ["1", "2"], ["A/1", "B/2"], fmt=of)
@@ -115,30 +169,51 @@ def test_files_of_ome_zarr_are_read(version, zarr_format, tmp_path):
 def test_files_of_bioio_are_read(version, zarr_format, tmp_path):
     writers = pytest.importorskip("bioio_ome_zarr.writers")
     writer = writers.OMEZarrWriter(
-        store=str(tmp_path / "a.zarr"), level_shapes=[(2, 8, 64, 64)], dtype="uint16",
+        store=str(tmp_path / "a.zarr"), level_shapes=[(2, 8, 64, 64), (2, 8, 32, 32)],
+        dtype="uint16", image_name="cells",
+        channels=[writers.Channel(label="DAPI", color="0000FF",
+                                  window={"start": 0, "end": 1000, "min": 0, "max": 65535}),
+                  writers.Channel(label="GFP", color="00FF00",
+                                  window={"start": 0, "end": 1000, "min": 0, "max": 65535})],
+        root_transform={"type": "translation", "translation": list(TRANSLATION.values())},
         zarr_format=zarr_format, axes_names=list("czyx"), physical_pixel_size=list(SCALE.values()),
         axes_types=["channel", "space", "space", "space"],
         axes_units=[None, "micrometer", "micrometer", "micrometer"],
     )  # fmt: skip
     writer.write_full_volume(VALUES)
-    check(ome.open(tmp_path / "a.zarr"), version)
+    image = ome.open(tmp_path / "a.zarr")
+    check(image, version)
+    assert (image.name, image.units["z"], image.units["c"]) == ("cells", "micrometer", None)
+    assert image.level(1).scale == {"c": 1, "z": 2, "y": 1, "x": 1}
+    assert image.level(1).shape == (2, 8, 32, 32)
+    assert image.level(0).translation == TRANSLATION
+    assert image.omero.channels == tuple(CHANNELS)
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("made", ["0.4", "0.5", "0.6"])
 @pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
-def test_other_readers_open_what_is_written(version, tmp_path):
+def test_other_readers_open_what_is_written(made, version, tmp_path):
+    """As it is written, and as a copy of another version."""
     ngff_zarr = pytest.importorskip("ngff_zarr")
-    path = tmp_path / "a.zarr"
-    image = ome.write(path, VALUES, axes="czyx", scale=SCALE, translation=TRANSLATION, units="um",
-                      channels=CHANNELS, levels=2, name="cells", version=version)  # fmt: skip
+    first = tmp_path if made == version else tmp_path / "first"
+    gpustore.open_group(first, create=True, zarr_format=2 if made == "0.4" else 3).result()
+    image = ome.write(first / "a.zarr", VALUES, axes="czyx", scale=SCALE, translation=TRANSLATION,
+                      units="um", channels=CHANNELS, levels=2, name="cells",
+                      version=made)  # fmt: skip
     image.create_label("nuclei", colors={1: (255, 0, 0, 255)})
+    plate = ome.create_plate(first / "p.zarr", rows="AB", columns=range(1, 3), version=made)
+    plate.create_image("B/2/0", shape=(8, 8), dtype="uint8", axes="yx")
+    if first != tmp_path:
+        for name in "a.zarr", "p.zarr":
+            gpustore.copy(first / name, tmp_path / name, ome_version=version)
+    path = tmp_path / "a.zarr"
     many = ngff_zarr.from_ngff_zarr(str(path), validate=True, version=version)
     one = many.images[0]
     assert np.array_equal(np.asarray(one.data), VALUES)
     assert (one.scale, one.translation) == (SCALE, TRANSLATION)
     assert many.images[1].translation == {"c": 0, "z": 1, "y": 3.25, "x": 4.25}
-    plate = ome.create_plate(tmp_path / "p.zarr", rows="AB", columns=range(1, 3), version=version)
-    plate.create_image("B/2/0", shape=(8, 8), dtype="uint8", axes="yx")
+    assert many.metadata.omero.channels[1].label == "GFP"
     assert ngff_zarr.from_hcs_zarr(str(tmp_path / "p.zarr"), validate=True) is not None
     if version == "0.6":
         return  # ome-zarr-models 1.7 does not know it.
