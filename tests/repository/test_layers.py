@@ -64,7 +64,7 @@ CONFINED = {
     "rich": "gpustore.cli",
     "dask": "gpustore.interop.dask",
     "xarray": ("gpustore.interop.xarray", "gpustore.ome.guests"),
-    "zarr": "gpustore.interop.zarr",
+    "zarr": ("gpustore.interop.zarr", "gpustore.interop.iohub"),
     "PIL": ("gpustore.cli", "gpustore.codec_chain.image_chunk"),
     "h5py": "gpustore.sources.hdf5",
     "tifffile": "gpustore.sources.tiff",
