@@ -23,6 +23,7 @@ import gpustore
 from gpustore import registry
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # The features are those of the tests.
+from docs.differences import DIFFERENCES, outcome
 from tests.interop.libraries import FEATURES, PEERS, try_device, try_host, try_peer
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -52,6 +53,16 @@ ABSENT = """\
 The lists compare gpustore with TensorStore {version}. A listed driver or option in a spec raises a
 typed error that names it; a listed Python name does not exist. Everything else is meant to behave
 as in TensorStore.
+"""
+
+DIFFERENT = """\
+# Differences from TensorStore on purpose
+
+The outcomes are those of small programs, `docs/differences.py`, run with both packages. The guide
+[coming-from-tensorstore.md](guide/coming-from-tensorstore.md) says what is meant by them.
+
+| behaviour | TensorStore {version} | gpustore | reason |
+| --- | --- | --- | --- |
 """
 
 DEVICES = """\
@@ -140,17 +151,34 @@ def public(thing: Any) -> set[str]:
     return {name for name in dir(thing) if not name.startswith("_")} - {"annotations"}
 
 
-def absent_members() -> dict[str, list[str]]:
-    """Return, by class, the names of TensorStore's class that gpustore's lacks."""
+def absent_members(theirs: Any, ours: Any, prefix: str = "") -> dict[str, list[str]]:
+    """Return, by class in `theirs`, the names that the class in `ours` lacks."""
     found = {}
-    for name in sorted(public(tensorstore) & public(gpustore)):
-        theirs, ours = getattr(tensorstore, name), getattr(gpustore, name)
-        classes = inspect.isclass(theirs) and inspect.isclass(ours)
-        if classes and not issubclass(ours, Enum):
-            missing = sorted(public(theirs) - public(ours))
+    for name in sorted(public(theirs) & public(ours)):
+        one, other = getattr(theirs, name), getattr(ours, name)
+        classes = inspect.isclass(one) and inspect.isclass(other)
+        if classes and not issubclass(other, Enum):
+            missing = sorted(public(one) - public(other))
             if missing:
-                found[name] = missing
+                found[prefix + name] = missing
+            found |= absent_members(one, other, f"{prefix}{name}.")
     return found
+
+
+def differences() -> str:
+    """Return the table of what differs on purpose."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, one in enumerate(DIFFERENCES):
+            cells = [
+                outcome(one.program, api, Path(folder) / f"{number}{api.__name__}")
+                for api in (tensorstore, gpustore)
+            ]
+            if cells[0] == cells[1]:
+                raise AssertionError(f"{one.behaviour} does not differ: {cells[0]}")
+            row = [one.behaviour, *(f"`{cell}`" for cell in cells), one.reason]
+            rows.append(" | ".join(cell.replace("|", r"\|") for cell in row))
+    return "".join(f"| {row} |\n" for row in rows)
 
 
 def refused_options() -> list[str]:
@@ -255,7 +283,12 @@ def tables(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
 
 def page(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
     """Return the text of docs/compatibility.md."""
-    parts = [HEAD + tables(peers), EXTENSIONS, ABSENT.format(version=version("tensorstore"))]
+    parts = [
+        HEAD + tables(peers),
+        EXTENSIONS,
+        DIFFERENT.format(version=version("tensorstore")) + differences(),
+        ABSENT.format(version=version("tensorstore")),
+    ]
     for title, folder, names in TABLES:
         registered = registry.ids(folder)
         there = [name for name, file in names.items() if file in registered]
@@ -267,8 +300,14 @@ def page(peers: Mapping[str, tuple[str, Mapping[Row, str]]]) -> str:
     parts.append(f"## Context resources\n\nRefused values: {quoted(refused_options())}.\n")
     functions = sorted(public(tensorstore) - public(gpustore))
     parts.append(f"## Python names\n\nNames absent from the module: {quoted(functions)}.\n")
-    lines = [f"| `{name}` | {quoted(missing)} |" for name, missing in absent_members().items()]
-    parts.append("\n".join(["| class | absent members |", "| --- | --- |", *lines]) + "\n")
+    lines = [
+        f"| `{name}` | {quoted(missing)} |"
+        for name, missing in absent_members(tensorstore, gpustore).items()
+    ]
+    if lines:
+        parts.append("\n".join(["| class | absent members |", "| --- | --- |", *lines]) + "\n")
+    else:
+        parts.append("Names absent from its classes: none.\n")
     return "\n".join(parts)
 
 
