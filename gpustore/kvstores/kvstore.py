@@ -196,6 +196,11 @@ class KvStore:
         """Transaction to which its operations belong; None if there is none."""
         return self._driver.transaction
 
+    @transaction.setter
+    def transaction(self, value: Transaction | None) -> None:
+        check_transaction(value)
+        self._driver = in_transaction(self._driver, value)
+
     def spec(
         self, *, retain_context: bool | None = None, unbind_context: bool | None = None
     ) -> KvStoreSpec:

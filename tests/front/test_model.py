@@ -129,7 +129,9 @@ def test_reads_and_writes_are_those_of_numpy(data):
     context = gpustore.Context()
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     spec["kvstore"] = "memory://a"
-    store = gpustore.open(spec, create=True, context=context).result()
+    transaction = gpustore.Transaction() if data.draw(st.booleans()) else None
+    options = {"context": context, "transaction": transaction}
+    store = gpustore.open(spec, create=True, **options).result()
     dtype = store.dtype.array_dtype
     fill = np.zeros((), dtype) if store.fill_value is None else store.fill_value
     model = np.full(shape, fill, dtype)
@@ -157,9 +159,11 @@ def test_reads_and_writes_are_those_of_numpy(data):
             store = store.resize(exclusive_max=new).result()
             model = resized(model, new, chunks, fill, context, store)
         else:
-            store = gpustore.open(store.url, context=context).result()
+            store = gpustore.open(store.url, **options).result()
         assert store.shape == model.shape
     assert same_bits(store.read().result(), model)
+    if transaction is not None:
+        transaction.commit_sync()
     again = gpustore.open(store.url, context=context).result()
     assert same_bits(again.read().result(), model)
 

@@ -1,0 +1,173 @@
+"""Random programs in transactions, run with gpustore and with TensorStore."""
+
+import itertools
+import shutil
+import tempfile
+
+import tensorstore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpustore
+from tests.matrix import share
+
+SIZE, CHUNK = 7, 3
+KEYS = ["c/0", "c/1", "k", "q"]
+WHO = st.sampled_from([None, "A", "B"])
+LOCAL = {"file_io_sync": False}
+
+
+@st.composite
+def spans(draw):
+    start, stop = sorted([draw(st.integers(0, SIZE)), draw(st.integers(0, SIZE))])
+    return start, stop
+
+
+VALUES = st.binary(min_size=CHUNK, max_size=CHUNK).filter(any)
+"""Raw chunks that are not the fill value, which are not stored."""
+
+ARRAY_STEPS = st.one_of(
+    st.tuples(st.just("write"), WHO, spans(), st.integers(0, 3)),
+    st.tuples(st.just("read"), WHO, spans()),
+)
+KEY_STEPS = st.one_of(
+    st.tuples(st.just("put"), WHO, st.sampled_from(KEYS), VALUES),
+    st.tuples(st.just("drop"), WHO, st.sampled_from(KEYS)),
+    st.tuples(st.just("get"), WHO, st.sampled_from(KEYS)),
+    st.tuples(st.just("list"), WHO),
+    st.tuples(st.just("delete"), WHO, st.sampled_from(["c/", "c/1", "d"]), st.just("r")),
+)
+ENDS = st.tuples(st.sampled_from(["commit", "commit", "abort"]), st.sampled_from(["A", "B"]))
+
+
+def programs(*steps):
+    return st.lists(st.one_of(*steps), min_size=3, max_size=12)
+
+
+class Machine:
+    """Runs the steps of a program with one library."""
+
+    def __init__(self, library, url, mode, driver):
+        self.library, self.mode = library, mode
+        self.context = library.Context(LOCAL)
+        self.store = library.open(
+            {"driver": driver, "kvstore": url},
+            create=True,
+            dtype="uint8",
+            shape=[SIZE],
+            chunk_layout=library.ChunkLayout(chunk_shape=[CHUNK]),
+            context=self.context,
+        ).result()
+        self.kvstore = self.store.kvstore
+        self.transactions = {name: library.Transaction(**mode) for name in "AB"}
+
+    def bound(self, store, who):
+        return store if who is None else store.with_transaction(self.transactions[who])
+
+    def step(self, name, who, *arguments):
+        """The result of a step, or the kind of its error."""
+        try:
+            return getattr(self, name)(who, *arguments)
+        except ValueError as error:
+            return "error", str(error).split(":")[0] if ": " in str(error) else "INVALID"
+
+    def write(self, who, span, value):
+        self.bound(self.store, who)[slice(*span)].write(value).result()
+
+    def read(self, who, span):
+        return self.bound(self.store, who)[slice(*span)].read().result().tolist()
+
+    def put(self, who, key, value):
+        self.bound(self.kvstore, who).write(key, value).result()
+
+    def drop(self, who, key):
+        self.bound(self.kvstore, who).write(key, None).result()
+
+    def get(self, who, key):
+        found = self.bound(self.kvstore, who).read(key).result()
+        return found.state, found.value
+
+    def list(self, who):
+        return sorted(self.bound(self.kvstore, who).list().result())
+
+    def delete(self, who, low, high):
+        keys = self.library.KvStore.KeyRange(low, high)
+        self.bound(self.kvstore, who).delete_range(keys).result()
+
+    def commit(self, who):
+        transaction = self.transactions[who]
+        self.transactions[who] = self.library.Transaction(**self.mode)
+        transaction.commit_sync()
+
+    def abort(self, who):
+        self.transactions[who].abort()
+        self.transactions[who] = self.library.Transaction(**self.mode)
+
+    def content(self):
+        keys = sorted(self.kvstore.list().result())
+        return {key: self.kvstore[key] for key in keys if not key.endswith((b"json", b"zarray"))}
+
+
+number = itertools.count()
+OURS = {
+    "memory": "memory://{}/",
+    "separately": {"driver": "memory", "atomic": False},
+    "file": "file://{}/",
+    "ocdbt": "memory://{}/|ocdbt:",
+    "zip": "memory://{}|zip:",
+}
+"""Kvstores of gpustore. TensorStore's is in memory: in files, a commit deletes no range in which
+it writes a key.
+"""
+
+
+def compare(program, where, mode, driver="zarr3"):
+    folder = tempfile.mkdtemp() if where == "file" else None
+    try:
+        url = OURS[where]
+        if isinstance(url, str):
+            url = url.format(folder or next(number))
+        ours = Machine(gpustore, url, mode, driver)
+        theirs = Machine(tensorstore, f"memory://{next(number)}/", mode, driver)
+        for step in [*program, ("commit", "A"), ("commit", "B")]:
+            assert ours.step(*step) == theirs.step(*step), step
+        assert ours.content() == theirs.content()
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder)
+
+
+@settings(max_examples=share(300), deadline=None)
+@given(programs(ARRAY_STEPS, KEY_STEPS, ENDS), st.sampled_from(sorted(OURS)))
+def test_programs_mean_the_same(program, where):
+    compare(program, where, {})
+
+
+@settings(max_examples=share(200), deadline=None)
+@given(programs(ARRAY_STEPS, KEY_STEPS, ENDS), st.sampled_from(["memory", "ocdbt", "zip"]))
+def test_atomic_programs_mean_the_same(program, where):
+    compare(program, where, {"atomic": True})
+
+
+REPEATABLE = KEY_STEPS.filter(lambda step: step[0] != "list" or step[1] is None)
+
+
+def reads_first(program):
+    """The program without reads of transactions that have changed something.
+
+    After such a read TensorStore's commit stores an empty value.
+    """
+    changed = set()
+    for step in program:
+        if step[0] != "get" or step[1] not in changed:
+            yield step
+        if step[0] in ("commit", "abort"):
+            changed.discard(step[1])
+        elif step[0] != "get" and step[1] is not None:
+            changed.add(step[1])
+
+
+@settings(max_examples=share(200), deadline=None)
+@given(programs(REPEATABLE, ENDS), st.sampled_from(sorted(OURS)))
+def test_repeatable_programs_mean_the_same(program, where):
+    compare(reads_first(program), where, {"repeatable_read": True})
