@@ -72,6 +72,23 @@ def test_many_small_writes_of_a_chunk_cost_one_encoding_and_one_write():
     assert values(store) == [*range(50), *[7] * 14]
 
 
+def test_reads_between_writes_cost_no_more_as_writes_add_up():
+    store = make(shape=(64,), chunks=(64,))
+    store[...] = 7
+    transaction = gpustore.Transaction()
+    staged = store.with_transaction(transaction)
+    for i in range(4):
+        staged[i] = i
+        assert values(staged) == [*range(i + 1), *[7] * (63 - i)]
+    before = gpustore.statistics["bytes_encoded"]
+    staged[4] = 4
+    staged.read().result()
+    staged.read().result()
+    assert gpustore.statistics["bytes_encoded"] - before == 64
+    transaction.commit_sync()
+    assert values(store) == [*range(5), *[7] * 59]
+
+
 def test_source_may_change_once_it_is_staged():
     store, source = make(), np.arange(8, dtype="uint8")
     with gpustore.Transaction() as transaction:

@@ -74,7 +74,7 @@ class Stage:
             entry = self.find(key) or Entry()
             if condition:
                 if entry.layers:
-                    now = entry.seen[2] if entry.seen else b""
+                    now = entry.last_seen.generation
                 elif entry.is_set:
                     now = entry.generation
                 else:
@@ -82,7 +82,7 @@ class Stage:
                 if now != condition:
                     return b""
                 if not entry.is_set:  # Otherwise the stored value plays no part.
-                    entry.expected = entry.seen[0] if entry.seen else condition
+                    entry.expected = entry.seen.stored if entry.layers else condition
             entry.set(value)
             self.entries[key] = entry
             return entry.generation
@@ -114,10 +114,15 @@ class Stage:
         with self.lock:
             return self.read.setdefault(key, generation) == generation
 
-    def values(self, keys: Sequence[str]) -> dict[str, Made | GpustoreError]:
-        """Return staged values with their layers. Blocks for stored values that lie under them."""
+    def values(
+        self, keys: Sequence[str], *, to_store: bool = False
+    ) -> dict[str, Made | GpustoreError]:
+        """Return staged values with their layers. Blocks for stored values that lie under them.
+
+        What is `to_store` is not made of values that readers saw.
+        """
         with self.lock:
-            made = {key: Made.of(self.entries[key]) for key in keys}
+            made = {key: Made.of(self.entries[key], to_store=to_store) for key in keys}
         result: dict[str, Made | GpustoreError] = dict(made)
         below: dict[int, list[str]] = {}
         for key, one in made.items():
@@ -125,14 +130,11 @@ class Stage:
                 below.setdefault(one.layers[0][0].max_nbytes, []).append(key)
         for max_nbytes, some in below.items():
             self._fetch(made, some, max_nbytes, result)
-        left = [
-            key
-            for key, one in made.items()
-            if result[key] is one and one.layers and not one.take_seen()
-        ]
-        while left:
+        left = [key for key, one in made.items() if result[key] is one and one.layers]
+        for key in left:
+            made[key].take_seen()
+        while left := [key for key in left if result[key] is made[key] and made[key].layers]:
             self._lay(made, left, result)
-            left = [key for key in left if result[key] is made[key] and made[key].is_unfinished]
         with self.lock:
             for one in made.values():
                 one.keep()
@@ -146,7 +148,7 @@ class Stage:
         result: dict[str, Made | GpustoreError],
     ) -> None:
         """Read the stored values that lie under layers, unless they were seen before."""
-        conditions = [made[key].seen[0] for key in keys]
+        conditions = [made[key].seen.stored for key in keys]
         columns = self.base.read_many(
             ReadRequest(keys, if_not_equal=conditions, max_nbytes=max_nbytes)
         )
@@ -181,7 +183,7 @@ class Stage:
                 continue
             for key, value in zip(group, values, strict=True):
                 made[key].value = value
-                made[key].number += 1
+                del made[key].layers[0]
 
     # ------------------------------------------------------------------ commit
 
@@ -225,7 +227,7 @@ class Stage:
 
     def _made(self, keys: Sequence[str]) -> tuple[list[Buffer | None], dict[str, bytes]]:
         """Return the values of keys, and the generations of the stored ones they were made from."""
-        found = self.values(keys)
+        found = self.values(keys, to_store=True)
         values: list[Buffer | None] = []
         stored: dict[str, bytes] = {}
         for key in keys:

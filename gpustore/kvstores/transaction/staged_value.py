@@ -1,7 +1,8 @@
 """What a transaction stages for one key: a value, a deletion, or layers of partial writes.
 
-Layers are kept until somebody needs the value, a reader or the commit; what a reader saw is kept as
-long as neither they nor the stored value change.
+Layers are kept until somebody needs the value, a reader or the commit. What a reader saw is kept as
+long as the stored value does not change, and later layers are laid over it for the next reader; the
+commit lays all of them over the stored value.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpustore.kvstores.columns import ABSENT
 from gpustore.runtime.buffer import Buffer
@@ -22,9 +23,6 @@ _pack_generation = struct.Struct("<BQ").pack
 def new_generation() -> bytes:
     """Return a generation of a staged value; no kvstore has one that begins like it."""
     return _pack_generation(4, next(_counter))
-
-
-UNSEEN: Final[tuple[bytes, Buffer | None, bytes]] = (b"", None, b"")
 
 
 class Overlayer(Protocol):
@@ -47,6 +45,32 @@ class Overlayer(Protocol):
         """Return the values with their layers, each given with the value under them."""
 
 
+class Seen(NamedTuple):
+    """Value that a reader saw.
+
+    Attributes
+    ----------
+    stored : bytes
+        Generation of the stored value below; ``b""`` if there is none, or it has none.
+    value : Buffer or None
+    generation : bytes
+        Its own generation; ``b""`` for nothing seen.
+    layers : int
+        Number of layers that it has.
+    is_direct : bool
+        Whether all of them were laid over the stored value at once, as the commit does.
+    """
+
+    stored: bytes = b""
+    value: Buffer | None = None
+    generation: bytes = b""
+    layers: int = 0
+    is_direct: bool = False
+
+
+UNSEEN: Final = Seen()
+
+
 @dataclass(slots=True)
 class Entry:
     """What is staged for one key.
@@ -63,8 +87,9 @@ class Entry:
         Generation that the stored value must have; ``b""`` for any.
     layers : list of (Overlayer, list)
         Layers, by the arrays that laid them.
-    seen : tuple of (bytes, Buffer or None, bytes), optional
-        Generation of the stored value, the value with the layers, and its generation.
+    seen : Seen
+    version : int
+        Number of times that the layers were dropped.
     """
 
     generation: bytes = b""
@@ -72,23 +97,25 @@ class Entry:
     value: Buffer | None = None
     expected: bytes = b""
     layers: list[tuple[Overlayer, list[Any]]] = field(default_factory=list)
-    seen: tuple[bytes, Buffer | None, bytes] | None = None
+    seen: Seen = UNSEEN
+    version: int = 0
 
     @property
-    def is_staged(self) -> bool:
-        """Whether anything is staged."""
-        return self.is_set or bool(self.layers)
+    def last_seen(self) -> Seen:
+        """What a reader saw of the value as it is."""
+        count = sum([len(some) for _, some in self.layers])
+        return self.seen if self.seen.layers == count else UNSEEN
 
     def set(self, value: Buffer | None) -> None:
         """Replace everything but the condition."""
-        self.is_set, self.value, self.layers, self.seen = True, value, [], None
+        self.is_set, self.value, self.layers, self.seen = True, value, [], UNSEEN
+        self.version += 1
         self.generation = ABSENT if value is None else new_generation()
 
     def lay(self, overlayer: Overlayer, layer: Any) -> None:
         """Add a layer."""
         if overlayer.is_whole(layer):
             self.set(None)
-        self.seen = None
         if not self.layers or self.layers[-1][0] is not overlayer:
             self.layers.append((overlayer, []))
         self.layers[-1][1].append(layer)
@@ -101,10 +128,16 @@ class Made:
     Attributes
     ----------
     entry : Entry
-    is_set, layers, seen
+    is_set, version, seen
         Those of the entry when this began.
+    layers : list of (Overlayer, list)
+        Layers that are left.
     value : Buffer or None
-        Value with the first `number` layers.
+        Value under them.
+    count : int
+        Number of layers of the finished value.
+    is_direct : bool
+        Whether the value was not made of one that was seen.
     stored : bytes
         Generation of the stored value below; ``b""`` if none is needed, or it has none.
     generation : bytes
@@ -113,54 +146,65 @@ class Made:
 
     entry: Entry
     is_set: bool
+    version: int
+    seen: Seen
     layers: list[tuple[Overlayer, list[Any]]]
-    seen: tuple[bytes, Buffer | None, bytes]
     value: Buffer | None
-    number: int = 0
+    count: int
+    is_direct: bool = True
     stored: bytes = b""
     generation: bytes = b""
 
     @classmethod
-    def of(cls, entry: Entry) -> Made:
-        """Begin with what is staged now."""
+    def of(cls, entry: Entry, *, to_store: bool) -> Made:
+        """Begin with what is staged now.
+
+        What is `to_store` is made of a value that was seen only if that is the same.
+        """
         layers = [(overlayer, list(some)) for overlayer, some in entry.layers]
-        made = cls(entry, entry.is_set, layers, entry.seen or UNSEEN, entry.value)
+        count = sum([len(some) for _, some in layers])
+        seen = entry.seen
+        if to_store and not (seen.is_direct and seen.layers == count):
+            seen = UNSEEN
+        made = cls(entry, entry.is_set, entry.version, seen, layers, entry.value, count)
         made.generation = b"" if layers else entry.generation
         return made
 
     @property
-    def is_unfinished(self) -> bool:
-        """Whether layers are left."""
-        return self.number < len(self.layers)
-
-    @property
     def next(self) -> tuple[Sequence[Any], Buffer | None]:
-        """The next layers, and the value under them."""
-        return self.layers[self.number][1], self.value
+        """The next layers of one array, and the value under them."""
+        return self.layers[0][1], self.value
 
     @property
     def overlayer(self) -> Overlayer:
         """Lays the next layers."""
-        return self.layers[self.number][0]
+        return self.layers[0][0]
 
-    def take_seen(self) -> bool:
-        """Take the value that was made before, if it was made from the same stored one."""
-        stored, value, generation = self.seen
-        if not generation or stored != self.stored:
-            return False
-        self.value, self.generation, self.number = value, generation, len(self.layers)
-        return True
+    def take_seen(self) -> None:
+        """Begin with the value that was seen, if it was made from the same stored one."""
+        seen = self.seen
+        if not seen.generation or seen.stored != self.stored:
+            return
+        self.value = seen.value
+        left, skipped = [], seen.layers
+        for overlayer, some in self.layers:
+            if skipped < len(some):
+                left.append((overlayer, some[skipped:]))
+            skipped = max(0, skipped - len(some))
+        self.layers = left
+        self.is_direct = seen.is_direct and not left
+        if not left:
+            self.generation = seen.generation
 
     def keep(self) -> None:
-        """Let the entry remember the value, unless it has changed meanwhile."""
-        if self.generation or self.is_unfinished:
+        """Let the entry remember the value, unless it was replaced meanwhile."""
+        if self.generation or self.layers:
             return
         self.generation = ABSENT if self.value is None else new_generation()
-        entry = self.entry
-        if entry.is_set == self.is_set and [len(one) for _, one in entry.layers] == [
-            len(one) for _, one in self.layers
-        ]:
-            entry.seen = self.stored, self.value, self.generation
+        if self.entry.version == self.version:
+            self.entry.seen = Seen(
+                self.stored, self.value, self.generation, self.count, self.is_direct
+            )
 
 
 def is_in(key: str, range: tuple[str, str | None]) -> bool:
