@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpustore.drivers.base import OpenMode
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import GpustoreError, MetadataError, TransactionError
 from gpustore.front.array_words import (
     DIMENSIONS_V2,
     array_of,
@@ -138,6 +138,10 @@ def open(
         check_batch(batch, open=False)
     if isinstance(spec, KvStore):
         spec, kvstore = {"driver": "auto"}, spec
+    if isinstance(kvstore, KvStore) and kvstore.transaction is not None:
+        if transaction not in (None, kvstore.transaction):
+            raise TransactionError("Invalid kvstore: Inconsistent transactions specified")
+        transaction = kvstore.transaction
     if hasattr(spec, "__array__"):
         raise TypeError(
             f"expected a path, a URL or a spec, but received {spec!r:.200}: gpustore.array makes a "

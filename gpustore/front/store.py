@@ -14,7 +14,7 @@ from gpustore import registry
 from gpustore.backends.base import NEW, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.drivers.base import Driver, OpenMode
-from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
+from gpustore.errors import MetadataError, OutOfBoundsError, TransactionError, UnsupportedError
 from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
 from gpustore.front.opened_spec import opened_spec
@@ -565,6 +565,8 @@ class TensorStore(ShownArray):
         return self  # It does not change.
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.transaction is not None:
+            raise TransactionError("Cannot serialize TensorStore with bound transaction")
         if _is_in_memory(self._driver):
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
         return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))

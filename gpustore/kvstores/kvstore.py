@@ -471,7 +471,9 @@ class KvStore:
                 values = [columns.value[i] for i in there]
                 target.write_many(WriteRequest([keys[i] for i in there], values)).raise_first()
 
-        return self._executor.submit(copy, drain=True)
+        # The commit of the transaction of the target waits for it.
+        threads = self if target.transaction is None else target
+        return threads._executor.submit(copy, drain=True)
 
     def _batches(self, keys: Sequence[str]) -> Iterator[builtins.list[str]]:
         """Yield the keys in order, as many together as fit in memory."""

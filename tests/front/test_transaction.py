@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import gpustore
 from gpustore import ConflictError, TransactionError, UnsupportedError
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 FORMATS = ["zarr3", "zarr2"]
 
@@ -261,6 +263,12 @@ def test_store_of_an_open_transaction_is_not_bound_again():
     for other in (None, transaction, gpustore.Transaction()):
         with pytest.raises(TransactionError, match=r"^Cannot rebind transaction when existing"):
             staged.with_transaction(other)
+    with pytest.raises(TransactionError, match="Cannot serialize TensorStore with bound transac"):
+        pickle.dumps(staged)
+    opened = gpustore.open(staged.kvstore).result()
+    assert opened.transaction is transaction
+    with pytest.raises(TransactionError, match="Invalid kvstore: Inconsistent transactions spec"):
+        gpustore.open(staged.kvstore, transaction=gpustore.Transaction())
     with pytest.raises(TypeError, match="Invalid transaction"):
         store.with_transaction(3)
     with pytest.raises(TypeError, match="Invalid transaction"):
@@ -289,3 +297,23 @@ def test_commit_waits_for_operations_that_were_begun():
     assert resized.result().shape == (9,)
     transaction.commit_sync()
     assert store.resolve().result().shape == (9,)
+
+
+def test_device_arrays_are_staged_in_host_memory(tmp_path):
+    make(f"file://{tmp_path}/a/")[...] = 7
+    make(f"file://{tmp_path}/b/")[...] = np.arange(8)[::-1].astype("uint8")
+    with emulated() as device:
+        _on_a_device(device, tmp_path)
+    assert values(gpustore.open(tmp_path / "a").result()) == [7, 7, 4, 3, 2, 1, 0, 7]
+
+
+def _on_a_device(device, path):
+    store = gpustore.open(path / "a", device=device.name).result()
+    source = gpustore.open(path / "b", device=device.name).result()[3:8].read().result()
+    with gpustore.Transaction() as transaction:
+        staged = store.with_transaction(transaction)
+        before = gpustore.statistics["bytes_to_host"]
+        staged[2:7].write(source).result()
+        assert gpustore.statistics["bytes_to_host"] - before == 5
+        assert on_host(device, staged.read().result()).tolist() == [7, 7, 4, 3, 2, 1, 0, 7]
+        assert on_host(device, store.read().result()).tolist() == [7] * 8

@@ -2,6 +2,8 @@
 
 # ruff: noqa: F403  the contract is taken over by name
 
+import pickle
+
 import pytest
 
 from gpustore import ConflictError, Transaction, TransactionError
@@ -89,3 +91,44 @@ def test_atomic_changes_are_made_all_or_none(url, tmp_path):
     with pytest.raises(ConflictError):
         transaction.commit_sync()
     assert content(store) == {"a": b"1", "b": b"other", "d": b"4"}
+
+
+def test_copies_of_ranges_belong_to_the_transaction():
+    source = KvStore.open("memory://s/").result()
+    fill(source, a=b"1", b=b"2")
+    target = KvStore.open("memory://t/").result()
+    transaction = Transaction()
+    staged = target.with_transaction(transaction)
+    source.experimental_copy_range_to(staged)  # The commit waits for it.
+    transaction.commit_async().result()
+    assert content(target) == {"a": b"1", "b": b"2"}
+    with Transaction() as transaction:
+        staged = target.with_transaction(transaction)
+        staged["c"] = b"3"
+        staged.experimental_copy_range_to(staged / "deep").result()
+        staged.experimental_copy_range_to(source).result()
+    assert content(source)["c"] == b"3"
+    assert content(target) == content(source)
+
+
+def test_transaction_of_a_kvstore_may_be_set():
+    store = KvStore.open("memory://s/").result()
+    store.transaction = transaction = Transaction()
+    store["a"] = b"1"
+    assert store.transaction is transaction
+    store.transaction = None
+    assert "a" not in store
+    transaction.commit_sync()
+    assert store["a"] == b"1"
+    with pytest.raises(TypeError, match="Invalid transaction"):
+        store.transaction = 3
+
+
+def test_kvstores_in_a_transaction_have_the_spec_of_the_kvstore():
+    store = KvStore.open("memory://s/").result()
+    staged = store.with_transaction(Transaction())
+    assert staged.spec() == store.spec()
+    assert (repr(staged), staged.url) == (repr(store), store.url)
+    assert KvStore.open(staged.spec(retain_context=True)).result().transaction is None
+    with pytest.raises(TransactionError, match="Cannot serialize KvStore with bound transaction"):
+        pickle.dumps(staged)
