@@ -14,7 +14,7 @@ from gpustore.ome.channels import Omero, omero
 from gpustore.ome.filling import fill, source_of
 from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
-from gpustore.ome.members import json_object, kind, optional, place_of
+from gpustore.ome.members import json_object, member_path, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import make_label
 from gpustore.ome.opened import Opened, group_of, is_absent
@@ -519,10 +519,8 @@ def _label_names(group: gpustore.Group) -> list[str]:
     ome = json_object(attributes.get("ome", attributes), f"{where}ome")
     below = f"{where}ome" if "ome" in attributes else where
     found = optional(ome, "labels", list, below) or []
-    for one in found:
-        if not isinstance(one, str):
-            raise MetadataError(f"{where}labels: expected names, got {kind(one)}")
-    return list(found)
+    named = {f"labels[{number}]": one for number, one in enumerate(found)}
+    return [member_path(named, member, below) for member in named]
 
 
 def _in_unit(size: float | Range, axis: Axis) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import gpustore
-from gpustore import MetadataError
+from gpustore import MetadataError, NotFoundError
 from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis
 from gpustore.ome.selection import index_of
@@ -77,7 +77,11 @@ class Level:
         MetadataError
             If it has another number of dimensions than the image has axes, or is a group.
         """
-        found = self.group.open(self.path if self._node is None else self._node).result()
+        try:
+            found = self.group.open(self.path if self._node is None else self._node).result()
+        except NotFoundError as error:
+            named = f"{place_of(self.group)}: multiscales[0].datasets[{self.number}].path"
+            raise error.prefixed(named) from None
         where = f"{place_of(found)}: level {self.number}"
         if not isinstance(found, gpustore.TensorStore):
             raise MetadataError(f"{where}: expected an array, found a group")

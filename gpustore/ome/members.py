@@ -54,6 +54,17 @@ def text(owner: Mapping[str, Any], member: str, where: str, default: str | None 
     return value
 
 
+def member_path(owner: Mapping[str, Any], member: str, where: str) -> str:
+    """Return a member, the path of something below a group, as it is stored."""
+    value = text(owner, member, where)
+    parts = [part for part in value.replace("\\", "/").split("/") if part]
+    if not parts or "." in parts or ".." in parts:
+        raise MetadataError(
+            f"{at(where, member)}: expected a path below the group, got {kind(value)}"
+        )
+    return value
+
+
 def optional(owner: Mapping[str, Any], member: str, type_: type, where: str) -> Any:
     """Return a member of a type, None if it is missing or null."""
     value = owner.get(member)

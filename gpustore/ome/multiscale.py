@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore import MetadataError, UnsupportedError
-from gpustore.ome.members import at, items, json_object, kind, optional, text
+from gpustore.ome.members import at, items, json_object, kind, member_path, optional, text
 from gpustore.ome.transforms import AxisTransform, parsed
 from gpustore.ome.units import Unit, unit
 
@@ -287,7 +287,7 @@ def _transformations(dataset: Any, where: str) -> tuple[list[Any], str]:
 
 
 def _path(dataset: Mapping[str, Any], where: str, others: Mapping[str, Any]) -> str:
-    path = text(dataset, "path", where)
-    if path in others:
-        raise MetadataError(f"{where}.path: {path!r} stands twice")
-    return path
+    found = member_path(dataset, "path", where)
+    if found in others:
+        raise MetadataError(f"{where}.path: {found!r} stands twice")
+    return found

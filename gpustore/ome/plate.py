@@ -15,7 +15,7 @@ import gpustore
 from gpustore import MetadataError
 from gpustore.ome.attributes import restate
 from gpustore.ome.image import Image
-from gpustore.ome.members import at, items, json_object, optional, place_of, text
+from gpustore.ome.members import at, items, json_object, member_path, optional, place_of, text
 from gpustore.ome.multiscale import ome_of
 from gpustore.ome.new_image import make_image, new_image
 from gpustore.ome.opened import Opened, group_of
@@ -82,10 +82,10 @@ class Plate:
         # A new plate has none yet.
         for number, one in enumerate(optional(plate, "wells", list, where) or ()):
             place = f"{where}.wells[{number}]"
-            path = text(json_object(one, place), "path", place).strip("/")
-            if path in paths:
-                raise MetadataError(f"{place}.path: {path!r} stands twice")
-            paths[path] = None
+            well = member_path(json_object(one, place), "path", place).strip("/")
+            if well in paths:
+                raise MetadataError(f"{place}.path: {well!r} stands twice")
+            paths[well] = None
         self._set_wells(list(paths))
 
     def _set_wells(self, paths: Sequence[str]) -> None:
@@ -212,7 +212,7 @@ class Well:
         paths, acquisitions = [], []
         for number, one in enumerate(items(well, "images", where)):
             place = f"{where}.images[{number}]"
-            paths.append(text(json_object(one, place), "path", place))
+            paths.append(member_path(json_object(one, place), "path", place))
             acquisitions.append(optional(one, "acquisition", int, place))
         self.fields = Images.below(group, paths)
         self.acquisitions: tuple[int | None, ...] = tuple(acquisitions)

@@ -136,9 +136,8 @@ def _one(one: Any, rank: int, where: str, depth: int) -> AxisTransform:
 
 def _numbers(values: Any, rank: int, where: str) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != rank:
-        raise MetadataError(
-            f"{where}: expected {rank} numbers, one for each axis, got {kind(values)}"
-        )
+        got = f"{len(values)} of them" if isinstance(values, list) else kind(values)
+        raise MetadataError(f"{where}: expected {rank} numbers, one for each axis, got {got}")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MetadataError(f"{where}: expected numbers, got {kind(value)}")

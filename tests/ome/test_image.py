@@ -371,10 +371,29 @@ def test_arrays_that_do_not_fit_the_axes(context):
         image.level(2).store  # noqa: B018
 
 
-def test_a_path_out_of_the_group_is_refused():
-    image = opened(changed((*FIRST, "datasets", 0, "path"), "../x"))
-    with pytest.raises(gpustore.InvalidKeyError, match=r"\.\."):
-        image.level(0).store  # noqa: B018
+@pytest.mark.parametrize("path", ["../x", "a/../..", ".", "/", "a\\..\\b"])
+def test_a_path_out_of_the_group_is_refused(path):
+    text = r"ome.multiscales\[0\].datasets\[0\].path: expected a path below the group, got '"
+    with pytest.raises(gpustore.MetadataError, match=text):
+        opened(changed((*FIRST, "datasets", 0, "path"), path))
+
+
+def test_a_level_that_is_not_there_names_the_member(context):
+    attributes = changed((*FIRST, "datasets", 1, "path"), "gone")
+    write_group("memory://a/", "0.5", attributes, context)
+    image = ome.open("memory://a/", context=context)
+    text = r"memory://a/\|zarr3:: multiscales\[0\].datasets\[1\].path: .*a/gone/zarr.json"
+    with pytest.raises(gpustore.NotFoundError, match=text):
+        _ = image.level(1).shape
+
+
+@pytest.mark.parametrize("names", [["a", ".."], [3], ["."]])
+def test_wrong_names_of_labels_are_named(names, context):
+    write_image("memory://a/", context=context)
+    write_group("memory://a/labels/", "0.5", stated("0.5", labels=names), context)
+    text = rf"labels: ome.labels\[{len(names) - 1}\]: expected a "
+    with pytest.raises(gpustore.MetadataError, match=text):
+        list(ome.open("memory://a/", context=context).labels)
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

@@ -109,6 +109,8 @@ def test_a_field_that_is_damaged_is_an_error_where_it_stands(context):
     [
         ({"plate": {**PLATE, "rows": []}}, r"ome.plate.rows: expected a list"),
         ({"plate": {**PLATE, "wells": [{}]}}, r"plate.wells\[0\].path: expected a string, it is"),
+        ({"plate": {**PLATE, "wells": [{"path": "../B"}]}}, r"wells\[0\].path: expected a path"),
+        ({"well": {"images": [{"path": "/"}]}}, r"images\[0\].path: expected a path below"),
         ({"plate": {**PLATE, "wells": [PLATE["wells"][0]] * 2}}, r"wells\[1\].path: 'A/01' stands"),
         ({"plate": {**PLATE, "acquisitions": [{}]}}, r"acquisitions\[0\].id: expected an integer"),
         ({"plate": {**PLATE, "acquisitions": 1}}, r"acquisitions: expected a list, got 1"),
