@@ -152,12 +152,14 @@ def public(thing: Any) -> set[str]:
 
 
 def absent_members(theirs: Any, ours: Any, prefix: str = "") -> dict[str, list[str]]:
-    """Return, by class in `theirs`, the names that the class in `ours` lacks."""
+    """Return, by class or module in `theirs`, the names that the one in `ours` lacks."""
     found = {}
     for name in sorted(public(theirs) & public(ours)):
         one, other = getattr(theirs, name), getattr(ours, name)
-        classes = inspect.isclass(one) and inspect.isclass(other)
-        if classes and not issubclass(other, Enum):
+        classes = all(map(inspect.isclass, (one, other))) or all(
+            map(inspect.ismodule, (one, other))
+        )
+        if classes and not (inspect.isclass(other) and issubclass(other, Enum)):
             missing = sorted(public(one) - public(other))
             if missing:
                 found[prefix + name] = missing

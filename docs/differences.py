@@ -137,6 +137,25 @@ def attribute_of_a_future(api: ModuleType, folder: Path) -> object:
     return api.array([1]).read().shape
 
 
+def members_of_file_specs(api: ModuleType, folder: Path) -> object:
+    store = api.KvStore.open(f"file://{folder}/").result()
+    members = {**store.spec(unbind_context=True).to_json(), "path": ""}
+    return sorted(members)[:3]
+
+
+def coordinator(api: ModuleType, folder: Path) -> object:
+    del folder
+    return type(api.ocdbt.DistributedCoordinatorServer()).__name__
+
+
+def undumped_manifest(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = api.KvStore.open("memory://|ocdbt:").result()
+    store["key"] = b"1"
+    dumped = api.ocdbt.dump(store.base).result()
+    return type(api.ocdbt.undump_manifest(dumped)).__name__
+
+
 DIFFERENCES = (
     Difference(
         "`repr(store)`", shown, "one line fits a prompt; `print(store.spec())` has the JSON"
@@ -150,6 +169,21 @@ DIFFERENCES = (
         "`experimental_copy_range_to` in memory", copied_range, "any kvstore is copied to any other"
     ),
     Difference("value of a missing key", missing_key, "the message names the key"),
+    Difference(
+        "members of an unbound spec of files",
+        members_of_file_specs,
+        "all resources stand in `context`; both packages read both forms",
+    ),
+    Difference(
+        "`ocdbt.DistributedCoordinatorServer`",
+        coordinator,
+        "writers meet at the stored manifest, so no server is needed",
+    ),
+    Difference(
+        "`ocdbt.undump_manifest`, `undump_version_tree_node`",
+        undumped_manifest,
+        "databases change by commits alone",
+    ),
     Difference(
         "list with a stripped prefix in a `kvstack`",
         prefix_of_a_layer,

@@ -6,12 +6,48 @@ from functools import partial
 from typing import Any
 
 from gpustore import registry
+from gpustore.errors import UnsupportedError
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import shared
 from gpustore.runtime.future import Future
 
-__all__ = ["dump"]
+__all__ = [
+    "DistributedCoordinatorServer",
+    "dump",
+    "undump_manifest",
+    "undump_version_tree_node",
+]
+
+
+class DistributedCoordinatorServer:
+    """Coordinator of writers in TensorStore; not supported: writers meet at the stored manifest.
+
+    Raises
+    ------
+    UnsupportedError
+        Always.
+    """
+
+    def __init__(self, json: Any = None) -> None:
+        del json
+        raise UnsupportedError(
+            "no server coordinates writers of OCDBT databases: each commits to the stored manifest"
+        )
+
+
+def undump_manifest(dumped_manifest: Any) -> bytes:
+    """Raise UnsupportedError: what :func:`dump` shows is not made into a stored form again."""
+    del dumped_manifest
+    raise UnsupportedError("undump_manifest is not supported: databases change by commits alone")
+
+
+def undump_version_tree_node(dumped_config: Any, dumped_node: Any) -> bytes:
+    """Raise UnsupportedError: what :func:`dump` shows is not made into a stored form again."""
+    del dumped_config, dumped_node
+    raise UnsupportedError(
+        "undump_version_tree_node is not supported: databases change by commits alone"
+    )
 
 
 def dump(base: KvStore, node: str | None = None, *, context: Context | None = None) -> Future[Any]:

@@ -131,3 +131,14 @@ def test_missing_data_are_errors():
         gpustore.ocdbt.dump(base, "btreenode::d/x:0:4").result()
     with pytest.raises(TypeError, match="base: expected a KvStore"):
         gpustore.ocdbt.dump("memory://")
+
+
+def test_parts_of_tensorstores_module_that_are_absent_say_so():
+    ocdbt = gpustore.ocdbt
+    for call in (
+        ocdbt.DistributedCoordinatorServer,
+        lambda: ocdbt.undump_manifest({}),
+        lambda: ocdbt.undump_version_tree_node({}, {}),
+    ):
+        with pytest.raises(gpustore.UnsupportedError):
+            call()
