@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import pickle
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -283,6 +285,60 @@ def test_caches_forget_what_a_commit_changed():
         store.with_transaction(transaction)[0] = 1
         assert values(store) == [0] * 8
     assert values(store) == [1] + [0] * 7
+
+
+@each("url", ["memory://a/", "file:"])
+def test_commits_of_parts_of_one_chunk_keep_each_other(url, tmp_path):
+    store = make(url.replace("file:", f"file://{tmp_path}/"), shape=(16,), chunks=(16,))
+    begin = threading.Barrier(4)
+
+    def write(first):
+        begin.wait()
+        for i in range(first, 16, 4):
+            with gpustore.Transaction() as transaction:
+                staged = store.with_transaction(transaction)
+                staged[i] = int(staged[i].read().result()) + i
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert values(store) == list(range(16))
+
+
+def test_array_that_another_made_meanwhile_is_kept():
+    context, transaction = gpustore.Context(), gpustore.Transaction()
+    make(context=context, transaction=transaction)[...] = 1
+    other = make(context=context, shape=(3,))
+    with pytest.raises(ConflictError, match=r"zarr\.json.: Generation mismatch"):
+        transaction.commit_sync()
+    assert other.resolve().result().shape == (3,)
+
+
+def test_failed_writes_fail_before_anything_is_staged():
+    store, transaction = make(), gpustore.Transaction()
+    staged = store.with_transaction(transaction)
+    with pytest.raises(TypeError, match="safe"):
+        staged.write(np.zeros(8))
+    with pytest.raises(gpustore.MismatchError):
+        staged.write(np.zeros(5, "uint8"))
+    with pytest.raises(gpustore.OutOfBoundsError):
+        staged[5:20].write(1)
+    assert staged.kvstore.list().result() == [b"zarr.json"]
+    transaction.commit_sync()
+
+
+def test_damaged_chunk_fails_the_commit_and_stays():
+    store = make(codec="gzip")
+    store[...] = 1
+    store.kvstore["c/0"] = b"damaged"
+    transaction = gpustore.Transaction()
+    staged = store.with_transaction(transaction)
+    staged[0] = 2
+    staged[4:] = 3
+    with pytest.raises(gpustore.CorruptChunkError, match="c/0"):
+        staged.read().result()
+    with pytest.raises(gpustore.CorruptChunkError, match="c/0"):
+        transaction.commit_sync()
+    assert store.kvstore["c/0"] == b"damaged"
 
 
 def test_commit_waits_for_operations_that_were_begun():
