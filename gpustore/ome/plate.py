@@ -65,10 +65,7 @@ class Plate:
     """
 
     def __init__(self, group: gpustore.Group) -> None:
-        where = f"{place_of(group)}: "
-        self.version, ome = ome_of(group.attrs, where)
-        where = at(f"{where}ome" if "ome" in group.attrs else where, "plate")
-        plate = json_object(ome.get("plate"), where)
+        self.version, plate, where = _member_of(group, group.attrs.asdict(), "plate")
         self.group = group
         self.json = plate
         self.name: str = text(plate, "name", where, "")
@@ -202,11 +199,8 @@ class Well:
     """
 
     def __init__(self, group: gpustore.Group, attributes: Mapping[str, Any] | None = None) -> None:
-        where = f"{place_of(group)}: "
         attributes = group.attrs.asdict() if attributes is None else attributes
-        self.version, ome = ome_of(attributes, where)
-        where = at(f"{where}ome" if "ome" in attributes else where, "well")
-        well = json_object(ome.get("well"), where)
+        self.version, well, where = _member_of(group, attributes, "well")
         self.group = group
         self.json = well
         paths, acquisitions = [], []
@@ -261,6 +255,16 @@ class Images(Sequence[Image]):
 def _wells(group: gpustore.Group, paths: Sequence[str]) -> Iterator[Well]:
     for path, node in zip(paths, group.nodes(paths).result(), strict=True):
         yield Well(*group_of(group, path, node))
+
+
+def _member_of(
+    group: gpustore.Group, attributes: Mapping[str, Any], member: str
+) -> tuple[str, Mapping[str, Any], str]:
+    """Return the version of a group, an object among its OME members, and where that is."""
+    where = f"{place_of(group)}: "
+    version, ome = ome_of(attributes, where)
+    where = at(f"{where}ome" if "ome" in attributes else where, member)
+    return version, json_object(ome.get(member), where), where
 
 
 def _names(plate: Mapping[str, Any], member: str, where: str) -> tuple[str, ...]:
