@@ -204,43 +204,47 @@ def test_chunks_of_other_groups_are_those_of_all_dimensions(tmp_path):
         gpustore.copy(root, tmp_path / "b", chunks=(2, 2))
 
 
-def write_all(url, version):
+def write_all(url, version, context):
     """A folder of an image with labels, a plate and a collection."""
-    root = write_group(url, version, {"mine": 1})
-    write_image(f"{url}/i", version)
+    write_group(url, version, {"mine": 1}, context)
+    write_image(f"{url}i/", version, context)
     cells = {"colors": [{"label-value": 1, "rgba": [1, 2, 3, 4]}], "source": {"image": "../../"}}
-    label = write_group(f"{url}/i/labels/cells", version, image_attributes(version, 1))
-    restated = stated(version, **{"image-label": cells})
-    label.attrs["ome" if version != "0.4" else "image-label"] = (
-        {**label.attrs["ome"], **restated["ome"]} if version != "0.4" else restated["image-label"]
-    )
+    described = stated(version, **{"image-label": cells})
+    attributes = image_attributes(version, 1)
+    if version == "0.4":
+        attributes |= described
+    else:
+        attributes["ome"] |= described["ome"]
+    label = write_group(f"{url}i/labels/cells/", version, attributes, context)
     label.create_array("0", data=(VALUES > 9).astype("uint8"), dims=list("czyx")).result()
-    write_group(f"{url}/i/labels", version, stated(version, labels=["cells"]))
-    plate = ome.create_plate(f"{url}/p", rows="AB", columns="12", version=version)
+    write_group(f"{url}i/labels/", version, stated(version, labels=["cells"]), context)
+    plate = ome.create_plate(f"{url}p/", rows="AB", columns="12", version=version, context=context)
     plate.create_image("B/2/0", shape=(8, 8), dtype="uint8", axes="yx")
-    write_group(f"{url}/b", version, stated(version, **{"bioformats2raw.layout": 3}))
-    write_group(f"{url}/b/OME", version, stated(version, series=["x"]))
-    write_image(f"{url}/b/x", version)
-    return root
+    write_group(f"{url}b/", version, stated(version, **{"bioformats2raw.layout": 3}), context)
+    write_group(f"{url}b/OME/", version, stated(version, series=["x"]), context)
+    write_image(f"{url}b/x/", version, context)
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("before", VERSIONS)
 @pytest.mark.parametrize("after", VERSIONS)
-def test_a_copy_is_of_the_version_asked(tmp_path, before, after):
-    write_all(str(tmp_path / "a"), before)
-    copied = gpustore.copy(tmp_path / "a", tmp_path / "b", ome_version=after)
+def test_a_copy_is_of_the_version_asked(before, after):
+    context = gpustore.Context()
+    write_all("memory://a/", before, context)
+    copied = gpustore.copy("memory://a/", "memory://b/", ome_version=after, context=context)
     assert (copied.zarr_format, dict(copied.attrs)) == (2 if after == "0.4" else 3, {"mine": 1})
-    image = ome.open(tmp_path / "b" / "i")
+    image = ome.open("memory://b/i/", context=context)
     assert image.version == after
     assert dict(image.group.attrs) == image_attributes(after)
     assert np.array_equal(image.level(1).read().result(), VALUES[:, :, ::2, ::2])
     label = image.labels["cells"]
     assert np.array_equal(label.level(0).read().result(), VALUES > 9)
-    assert label.version == ome.open(tmp_path / "b" / "p").wells["B/2"].fields[0].version == after
-    assert ome.open(tmp_path / "b" / "b").images.paths == ("x",)
+    plate = ome.open("memory://b/p/", context=context)
+    assert label.version == plate.fields["B/2/0"].version == after
+    assert ome.open("memory://b/b/", context=context).images.paths == ("x",)
     if before != after:
         for one in ("i", "p", "b"):
-            assert ome.validate(tmp_path / "b" / one) == []
+            assert ome.validate(f"memory://b/{one}/", context=context) == []
 
 
 def test_versions_that_do_not_fit_are_refused(tmp_path):
