@@ -103,7 +103,7 @@ DRIVERS = {
     "auto": "auto",
     "cast": "cast",
     "downsample": "downsample",
-    "image drivers: avif, bmp, jpeg, png, tiff, webp": "image",
+    **{name: name for name in ("avif", "bmp", "jpeg", "png", "tiff", "webp")},
     "json": "json",
     "n5": "n5",
     "neuroglancer_precomputed": "neuroglancer_precomputed",

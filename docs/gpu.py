@@ -74,7 +74,8 @@ bytes; `gzip` with `useZlib` is `zlib`, and `xz` the host's. The host reads thei
 decodes blocks that a writer has cut off at the edge of the array.
 
 Chunks of `neuroglancer_precomputed` are raw bytes to the GPU, those in shards as their
-`data_encoding`; the host decodes JPEG, PNG and compressed segmentation.
+`data_encoding`; the host decodes JPEG, PNG and compressed segmentation. It decodes files of images
+too.
 
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.

@@ -10,6 +10,7 @@ Source: https://github.com/google/neuroglancer, ``src/datasource/precomputed/vol
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +42,40 @@ def pillow() -> Any:
             "python -m pip install 'gpustore[image]'"
         ) from None
     return Image
+
+
+DAMAGE: Final = (
+    *(OSError, ValueError, SyntaxError, EOFError, TypeError, IndexError, KeyError, OverflowError),
+    *(struct.error, Warning),
+)
+"""Errors of Pillow about damaged images, and what it warns of where warnings are errors."""
+
+
+def damaged(name: str, error: BaseException) -> CorruptChunkError:
+    """Return the error for an image that Pillow does not read."""
+    return CorruptChunkError(f"Failed to decode {name}: {error}", codec=name)
+
+
+def open_image(encoded: Buffer, name: str) -> Any:
+    """Read the header of an image, which no limit of Pillow's own applies to.
+
+    Raises
+    ------
+    CorruptChunkError
+        If it is none of the format `name`.
+    UnsupportedError
+        If Pillow is not installed, or lacks the format.
+    """
+    library = pillow()
+    if name.upper() not in library.OPEN:
+        library.init()
+    if name.upper() not in library.OPEN:
+        raise UnsupportedError(f"this version of Pillow does not read images of {name}")
+    factory, _ = library.OPEN[name.upper()]
+    try:
+        return factory(io.BytesIO(encoded), "")
+    except DAMAGE as error:
+        raise damaged(name, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +149,16 @@ class ImageChunk(BytesCodec):
         """
         del exact  # Nothing else than a chunk is encoded so.
         channels, z, y, x = self.shape
-        library, mode = pillow(), self._mode
+        mode = self._mode
         try:
-            with library.open(io.BytesIO(encoded), formats=(self.name.upper(),)) as image:
+            with open_image(encoded, self.name) as image:
                 found = image.width, image.height, image.mode
                 fits = found[0] * found[1] == x * y * z and image.mode == mode
                 pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
-        except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
-            raise CorruptChunkError(f"{self.name}: {error}", codec=self.name) from error
+        except CorruptChunkError:
+            raise
+        except DAMAGE as error:
+            raise damaged(self.name, error) from error
         # Pillow does not look for the end of a PNG once it has all pixels.
         if self.name == "png" and bytes(encoded[-len(_PNG_END) :]) != _PNG_END:
             raise CorruptChunkError("png: the end of the image is missing", codec=self.name)

@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import gpustore
 from gpustore.drivers._detection import detect
-from gpustore.errors import MismatchError, StoreIOError, UnsupportedError
+from gpustore.errors import MismatchError, StoreIOError
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.faulty import Fault, FaultyKvStore, Rule
 from tests.matrix import each
@@ -191,23 +191,6 @@ def test_a_directory_with_the_name_of_a_document_is_none(tmp_path):
     (tmp_path / "f" / ".zarray").write_text("{}")
     store = KvStore.open(f"file://{tmp_path}/f").result()
     assert [format_.name for format_ in detect(store).formats] == ["zarr2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("png", "a PNG image"), ("jpeg", "a JPEG image"), ("tiff big", "a TIFF image"),
-     ("webp", "a WebP image"), ("avif", "an AVIF image"), ("bmp", "a BMP image")],
-)  # fmt: skip
-def test_images_are_named_in_the_error(tmp_path, name, what):
-    (tmp_path / "f").write_bytes(FILES[name])
-    with pytest.raises(UnsupportedError) as caught:
-        gpustore.open(tmp_path / "f").result()
-    assert str(caught.value) == (
-        f'Error opening "auto" driver: local file "{tmp_path}/f" is {what}, and gpustore has no '
-        f'driver "{name.split()[0]}"; it opens zarr2 and zarr3 arrays'
-        f"{'; gpustore.copy makes one of it' * (name.split()[0] == 'tiff')}"
-    )
-    assert caught.value.key == f"{tmp_path}/f"
 
 
 def test_both_kinds_of_groups_are_named_in_the_error(tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import gpustore
 from gpustore import registry
 from gpustore.registry import is_installed
 from tests.interop.libraries import FEATURES, PEERS, try_peer
@@ -52,9 +51,3 @@ def test_features_are_told_apart():
 def test_every_codec_is_a_feature(name):
     word = json.dumps(name).encode()
     assert any(word in value for feature in FEATURES for value in feature.files.values())
-
-
-@pytest.mark.parametrize("name", ["png", "tiff"])
-def test_an_absent_driver_raises_an_error_that_names_it(name):
-    with pytest.raises(gpustore.GpustoreError, match=name):
-        gpustore.open({"driver": name, "kvstore": "memory://"}).result()

@@ -1,0 +1,308 @@
+"""Drivers of images: one file as an array of height, width and channels, uint8.
+
+JSON example::
+
+    {"driver": "tiff", "kvstore": "file:///data/scan.tif", "page": 2}
+
+An image is one chunk without metadata of its own, so that the pipelines of chunked arrays read it,
+into devices too: the host decodes it. Images are not written, as in TensorStore. ``page`` is a
+member of TIFF only.
+
+Source: TensorStore's ``driver/image``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.image_file import MAX_FILE_NBYTES, ImageFile, shape_of
+from gpustore.data_types.dtype import dtype as DataType
+from gpustore.drivers._steps import Steps
+from gpustore.drivers.base import Driver, DriverSpec
+from gpustore.drivers.chunked import ChunkedDriver
+from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
+from gpustore.drivers.format import (
+    NO_SELECTION,
+    ArrayDescription,
+    AttributesPlace,
+    SchemaWords,
+    Selection,
+)
+from gpustore.drivers.options import take_options
+from gpustore.drivers.transacted import TransactedDriver
+from gpustore.errors import (
+    MetadataError,
+    NotFoundError,
+    UnsupportedError,
+    naming_key,
+    prefixing,
+)
+from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space.resize import ResizeRequest
+from gpustore.kvstores.columns import ReadRequest
+from gpustore.kvstores.kvstore import KvStore
+from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.schema import Schema
+from gpustore.schema.chunk_layout import ChunkLayout
+from gpustore.strict_json.parsing import JsonValue, Members, in_member
+
+_UINT8 = DataType("uint8")
+
+
+class OnlyName:
+    """Name of the only chunk: the key is the path of the image."""
+
+    def name(self, cell: Sequence[int]) -> str:
+        """Return no name behind the path."""
+        del cell
+        return ""
+
+    def cell(self, name: str) -> tuple[int, ...]:
+        """Return the only cell."""
+        del name
+        return (0, 0, 0)
+
+
+class _NoConstraints:
+    """Constraints on metadata, of which images have none."""
+
+    rank = 3
+
+
+class _Meaning:
+    """What caches compare in place of metadata: there is one way to decode an image."""
+
+    free_member = "extra"
+
+    def __init__(self, shape: tuple[int, ...], page: int | None) -> None:
+        self.shape, self.page = shape, page
+
+    def with_members(self, **members: Any) -> _Meaning:
+        """Return it unchanged."""
+        del members
+        return self
+
+    def encode(self) -> bytes:
+        """Return its bytes."""
+        return f"image {self.shape} {self.page}".encode()
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """Files of images of one format.
+
+    Attributes
+    ----------
+    id : str
+        Name of the driver, and of Pillow's format in lower case.
+    page : int or None
+        Page of a TIFF file.
+    """
+
+    id: str
+    page: int | None = None
+
+    zarr_format = 0
+    words = SchemaWords(
+        dtype="dtype",
+        rank="Rank specified by schema ({schema}) does not match rank of the image ({stored})",
+        domain="Schema domain does not match image domain",
+        status="",
+        stored_first=False,
+        has_units=False,
+        name="image",
+        has_fill_value=False,
+    )
+    metadata_key = ""
+    attributes_place = AttributesPlace()
+    no_constraints = _NoConstraints()
+    selection = NO_SELECTION
+    has_components = False
+
+    @property
+    def json_id(self) -> str:
+        """Name in specs."""
+        return self.id
+
+    def selecting(self, selection: Selection) -> ImageFormat:
+        """Return the format itself: elements have no parts."""
+        del selection
+        return self
+
+    def members(self, constraints: Any) -> dict[str, JsonValue]:
+        """Return ``page``, if there is one."""
+        del constraints
+        return {} if self.page is None else {"page": self.page}
+
+    def constrained(self, constraints: Any, schema: Schema) -> Schema:
+        """Merge what all images have into `schema`."""
+        del constraints
+        merged = schema.copy()
+        merged.update(dtype=_UINT8)
+        merged.update(rank=3)
+        merged.update(domain=IndexDomain(inclusive_min=[0] * 3))
+        return merged
+
+    def description(self, shape: tuple[int, int, int]) -> ArrayDescription:
+        """Return the array of an image."""
+        layout = ChunkBytes.contiguous(np.dtype(np.uint8), shape)
+        chain = CodecChain(layout, [ImageFile(self.id, shape, self.page)], None)
+        return ArrayDescription(
+            shape=shape,
+            chunk_shape=shape,
+            dtype=_UINT8,
+            fill_value=None,
+            read_shape=shape,
+            levels=(),
+            chain=chain,
+            inner_order=(0, 1, 2),
+            key_prefix="",
+            key_separator="",
+            labels=("",) * 3,
+            units=(None,) * 3,
+            codec_json=None,
+            names=OnlyName(),
+            origin=(0, 0, 0),
+            layout=ChunkLayout(rank=3),
+        )
+
+
+class ImageDriver(ChunkedDriver):
+    """An opened image."""
+
+    codec = None  # type: ignore[assignment]
+    attributes = None  # type: ignore[assignment]
+
+    def spec(self, *, minimal: bool) -> DriverSpec:
+        """Return the spec, which is the same with and without `minimal`."""
+        del minimal
+        return self.origin.respec(self, None)
+
+    def resolve(self, bound: float = math.inf) -> ChunkedDriver:
+        """Return the driver unchanged: its bounds never change."""
+        del bound
+        return self
+
+    def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
+        """Raise an error: images are not written."""
+        del transform, request
+        raise MetadataError("Destination does not support writing.")
+
+
+class TransactedImageDriver(ImageDriver, TransactedDriver):
+    """An opened image in a transaction."""
+
+
+class ImageSteps(Steps):
+    """One call of opening an image."""
+
+    __slots__ = ()
+
+    kind = ImageDriver
+    transacted = TransactedImageDriver
+
+    @property
+    def _is_plain_read(self) -> bool:
+        """Not of a document, which other openings may read together."""
+        return False
+
+    def _metadata(self) -> tuple[Any, ArrayDescription]:
+        format_, key = self.format, self.store.path
+        if self.mode.create or self.mode.delete_existing:
+            raise UnsupportedError(f'"{format_.id}" driver does not support creating images')
+        name = self.store.driver.describe(key)
+        columns = self.store.driver.read_many(ReadRequest([key], max_nbytes=MAX_FILE_NBYTES))
+        columns.raise_first()
+        value = columns.value[0]
+        if value is None:
+            raise NotFoundError(f"Error reading {name}", key=key, status="NOT_FOUND")
+        with naming_key(key), prefixing(f"Error reading {name}"):
+            shape = shape_of(value, format_.id, format_.page)
+            self.setting.limits.check("chunk_nbytes", math.prod(shape), "Image")
+        description = format_.description(shape)
+        description.check(self.spec.constraints, format_.words)
+        return _Meaning(shape, format_.page), description
+
+    def _driver(self, metadata: Any, description: ArrayDescription) -> ChunkedDriver:
+        driver = super()._driver(metadata, description)
+        driver.recheck, driver.writable = -math.inf, False
+        driver.readable = True
+        return driver
+
+    def array(self, metadata: Any, description: ArrayDescription) -> ChunkedArray:
+        """Return the array for the pipelines; an image that is gone is an error."""
+        return replace(super().array(metadata, description), fill_missing=False)
+
+    def respec(self, opened: ChunkedDriver, metadata: Any) -> DriverSpec:
+        """Return the unopened spec."""
+        del metadata
+        schema = Schema(dtype=opened.description.dtype, rank=3)
+        spec: Any = replace(self.spec, kvstore=self.store.spec(), constraints=schema)
+        found: DriverSpec = spec
+        return found
+
+
+@dataclass(frozen=True)
+class ImageSpec(ChunkedSpec):
+    """An image to be opened."""
+
+    steps = ImageSteps
+
+    def updated(
+        self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
+    ) -> DriverSpec:
+        """Return the spec with more constraints merged in; the path is that of a file."""
+        spec: Any = self
+        if kvstore is not None:
+            if self.kvstore is not None:
+                raise MetadataError('"kvstore" is already specified')
+            spec = replace(self, kvstore=kvstore)
+        options.pop("minimal", False)
+        found: DriverSpec = ChunkedSpec.updated(spec, schema=schema, **options)
+        return found
+
+
+class ImageKind(ChunkedKind):
+    """Object that the module of an image driver registers."""
+
+    spec = ImageSpec
+
+    def __init__(self, name: str) -> None:
+        format_: Any = ImageFormat(name)
+        super().__init__(format_)
+
+    def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
+        """Take the members of an image driver."""
+        kvstore = members.take("kvstore", None)
+        path = members.take_str("path", default="")
+        spec = None
+        if kvstore is not None:
+            with in_member("kvstore"):
+                spec = KvStore.Spec.from_json(kvstore)
+            spec = spec / path if path else spec
+        format_: Any = self.format
+        if format_.id == "tiff":
+            format_ = replace(format_, page=members.take_int("page", 0, 2**31 - 1, None))
+        options: Mapping[str, JsonValue] = take_options(members)
+        parsed = self.spec(format_, spec, schema, format_.no_constraints, options)
+        parsed.constrained()  # Raises on contradictions.
+        return parsed
+
+    def from_url(self, base: KvStore.Spec, path: str) -> ChunkedSpec:
+        """``<kvstore>|<format>:``."""
+        if path:
+            raise MetadataError(
+                f'Invalid TensorStore URL component "{self.id}:{path}": Path not supported'
+            )
+        return self.spec(self.format, base, Schema(), self.format.no_constraints)
+
+    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
+        """Raise an error: images have no codec specs."""
+        raise MetadataError(f'driver "{self.id}" has no codec')

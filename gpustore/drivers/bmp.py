@@ -1,0 +1,7 @@
+"""The ``bmp`` driver: BMP images, see :mod:`gpustore.drivers._image`."""
+
+from __future__ import annotations
+
+from gpustore.drivers._image import ImageKind
+
+DRIVER = ImageKind("bmp")
