@@ -178,7 +178,8 @@ class Transaction:
 
     def abort(self) -> None:
         """Drop what is staged; does nothing after a commit has started."""
-        self._abort(TransactionError("Transaction aborted", status="CANCELLED"))
+        if self._state is _OPEN:
+            self._abort(TransactionError("Transaction aborted", status="CANCELLED"))
 
     def __enter__(self) -> Transaction:
         return self
@@ -221,9 +222,14 @@ class Transaction:
     def _is_committed(self) -> bool:
         return self.commit_started and self._done.done() and self._done.exception() is None
 
+    @property
+    def _accepts(self) -> bool:
+        """Whether changes may be staged: also by operations that the commit waits for."""
+        return self._state is _OPEN or (self._state is _STARTED and self._running > 0)
+
     def _check_open(self) -> None:
-        """Raise unless operations may be added; also those that a commit waits for may go on."""
-        if self._state is not _OPEN and not (self._state is _STARTED and self._running):
+        """Raise unless changes may be staged."""
+        if not self._accepts:
             raise TransactionError(f"Transaction not open ({self._state})")
 
     def _participant(self, key: Hashable, make: Callable[[], P]) -> P:
@@ -232,14 +238,14 @@ class Transaction:
             found: Any = self._participants.get(key)
             if found is None:
                 found = make()
-                if self._state is _OPEN:
+                if self._accepts:
                     self._participants[key] = found
             return found  # type: ignore[no-any-return]
 
     def _shared(self, owner: object, make: Callable[[], T]) -> T:
         """Return what `make` returned for the object `owner` first."""
         with self._lock:
-            if self._state is not _OPEN:
+            if not self._accepts:
                 return make()
             if id(owner) not in self._made:
                 self._made[id(owner)] = owner, make()
@@ -280,9 +286,9 @@ class Transaction:
         raise error
 
     def _abort(self, error: GpustoreError) -> None:
-        """Abort with the error of the outcome, unless a commit has started."""
+        """Abort with the error of the outcome, unless it is being stored already."""
         with self._lock:
-            if self._state is not _OPEN:
+            if not self._accepts:
                 return
             self._state = _ABORTED
         self._finish(error)
