@@ -56,7 +56,7 @@ def _one_of_each(family):
     return list(dict.fromkeys(chosen))
 
 
-@pytest.mark.matrix("costly")
+@pytest.mark.matrix("costly", long=False)
 @needs_nvrtc
 @each("family", instance.INSTANCES)
 def test_some_instances_compile_within_their_budgets(family):
