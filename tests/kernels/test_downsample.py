@@ -131,8 +131,33 @@ def test_means_of_the_largest_integers():
     for dtype in ("i8", "u8", "i4", "u4"):
         for value in (np.iinfo(dtype).max, np.iinfo(dtype).min):
             elements, found = np.full(1000, value, dtype), np.zeros(1, dtype)
-            reduced(elements, Downsampling("mean", (1000,), (0,)), found)
+            job = Downsampling("mean", (1000,), (0,))
+            reduced(elements, job, found)
             assert found[0] == value
+            expected = found.copy()
+            elements[::3] = 7
+            reduced(elements, job, found)
+            downsample(elements, job, expected)
+            assert found == expected
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_zeros_and_nan(dtype):
+    blocks = [[1, 1, 1, 0.0, 0.0, -0.0, -0.0], [np.nan, np.nan, 1, 2, 3, 4, 5], [np.nan] * 7]
+    elements, found = np.array(blocks, dtype), np.zeros((3, 1), dtype)
+    for method, expected in (
+        ("mode", [-0.0, 1, np.nan]), ("min", [-0.0, 1, np.nan]), ("max", [1, 5, np.nan]),
+        ("median", [0.0, 4, np.nan]), ("mean", [np.float64(3) / 7, np.nan, np.nan]),
+    ):  # fmt: skip
+        reduced(elements, Downsampling(method, (1, 7), (0, 0)), found)
+        assert found[:, 0].tobytes() == np.array(expected, dtype).tobytes(), method
+
+
+def test_halves_are_rounded_once():
+    """As float32, the mean would be halfway between two numbers."""
+    elements, found = np.array([2**-24, 1, 1, 2 + 2**-8], "f2"), np.zeros(1, "f2")
+    reduced(elements, Downsampling("gaussian", (2,), (-1,)), found)
+    assert found[0] == 1 + 2**-10
 
 
 def test_medians_and_modes_of_the_largest_blocks():
