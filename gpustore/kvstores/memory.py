@@ -131,7 +131,8 @@ class MemoryKvStore(KvStoreDriver):
             failed = request.failed(found)
             if not failed:
                 # In another dict: a batch of reads, which takes no lock, sees all changes or none.
-                entries = dict(old)
+                is_one = len(request.keys) == 1 and not request.deleted
+                entries = old if is_one else dict(old)
                 for low, high in request.deleted:
                     for key in self.list(low, high):
                         entries.pop(key, None)

@@ -3,10 +3,13 @@
 # ruff: noqa: F403  the contract is taken over by name
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gpustore import ConflictError, Transaction, TransactionError
+from gpustore.kvstores.columns import ReadRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
 from tests.kvstores.contract import *
@@ -132,3 +135,25 @@ def test_kvstores_in_a_transaction_have_the_spec_of_the_kvstore():
     assert KvStore.open(staged.spec(retain_context=True)).result().transaction is None
     with pytest.raises(TransactionError, match="Cannot serialize KvStore with bound transaction"):
         pickle.dumps(staged)
+
+
+@each("url", TOGETHER)
+def test_batches_of_reads_see_all_changes_or_none(url, tmp_path):
+    store = open_(url, tmp_path)
+    keys = ["a", "b", "c"]
+    fill(store, **dict.fromkeys(keys, b"0"))
+    stop = threading.Event()
+    seen = set()
+
+    def look():
+        while not stop.is_set():
+            seen.add(tuple(map(bytes, store.read_many(ReadRequest(keys)).value)))
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        for i in range(20):
+            with Transaction(atomic=True) as transaction:
+                fill(store.with_transaction(transaction), **dict.fromkeys(keys, b"%d" % i))
+        stop.set()
+        looking.result()
+    assert all(len(set(values)) == 1 for values in seen)
