@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from gpustore.drivers._layers import Layer
+from gpustore.backends.base import Backend, Output
+from gpustore.drivers._layer_parts import Opened, Request, read_parts
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.bounds import Box
@@ -20,9 +21,10 @@ from gpustore.index_space.output_map import (
     input_map,
 )
 from gpustore.index_space.transform import make_transform
-from gpustore.pipelines.alike_reads import AlikeArrays, AlikePart
+from gpustore.pipelines.alike_reads import AlikeArrays, AlikePart, read_alike
 from gpustore.planning.chunk_grid import Integers
-from gpustore.planning.layer_plan import LayerBoxes
+from gpustore.planning.layer_plan import LayerBoxes, LayerPart
+from gpustore.runtime.future import Future
 
 _FEWEST: Final = 8
 """Fewest layers of a request that are worth it."""
@@ -37,6 +39,10 @@ class AlikeLayers:
 
     Attributes
     ----------
+    layers : mapping of int to (Driver, IndexTransform)
+        Drivers by the numbers of the layers, in their order, and transforms from the stack.
+    numbers : int64 array
+        These numbers.
     arrays : AlikeArrays
     dimensions : tuple of int or None
         Dimension of the stack on which each dimension of the arrays depends.
@@ -45,43 +51,37 @@ class AlikeLayers:
     offsets : int64 array of shape (layers, rank of the arrays)
     """
 
+    layers: Opened
+    numbers: Integers
     arrays: AlikeArrays
     dimensions: tuple[int | None, ...]
     strides: tuple[int, ...]
     offsets: Integers
 
     @classmethod
-    def of(cls, layers: Sequence[Layer]) -> AlikeLayers | None:
-        """Return layers together; None if they are few or not alike."""
+    def of(cls, layers: Opened) -> AlikeLayers | None:
+        """Return opened layers together; None if they are few or not alike."""
         if len(layers) < _FEWEST:
             return None
-        arrays = []
-        for layer in layers:
-            driver = layer.driver
+        arrays, offsets, forms = [], [], set()
+        for driver, transform in layers.values():
             if not isinstance(driver, ChunkedDriver) or driver.recheck > driver.read_at:
                 return None
-            if not driver.readable:
+            maps = transform.output
+            if not driver.readable or any([map_.index_array is not None for map_ in maps]):
                 return None
             arrays.append(driver.reader)
-        forms = {
-            tuple([(map_.input_dimension, map_.stride) for map_ in layer.transform.output])
-            for layer in layers
-        }
-        is_affine = all(map_.index_array is None for map_ in layers[0].transform.output)
-        if (
-            len(forms) > 1
-            or not is_affine
-            or any(
-                map_.index_array is not None for layer in layers for map_ in layer.transform.output
-            )
-        ):
+            offsets.append([map_.offset for map_ in maps])
+            forms.add(tuple([(map_.input_dimension, map_.stride) for map_ in maps]))
+        if len(forms) > 1:
             return None
         found = AlikeArrays.of(arrays)
         if found is None:
             return None
         (form,) = forms
-        offsets = [[map_.offset for map_ in layer.transform.output] for layer in layers]
         return cls(
+            layers,
+            np.array([*layers], np.int64),
             found,
             tuple([dimension for dimension, _ in form]),
             tuple([stride or 0 for _, stride in form]),
@@ -108,7 +108,8 @@ class AlikeLayers:
         if len(boxes.layer) < _FEWEST:
             return None
         extents = boxes.stop - boxes.start
-        offsets = self.offsets[boxes.layer]
+        index = self.numbers.searchsorted(boxes.layer)
+        offsets = self.offsets[index]
         first = np.empty_like(offsets)
         along: list[tuple[int, int] | None] = []
         for p, (o, step) in enumerate(zip(self.dimensions, self.strides, strict=True)):
@@ -142,5 +143,47 @@ class AlikeLayers:
             explicit = (False,) * len(shape)
             box = Box((0,) * len(shape), shape, explicit, explicit)
             wanted = make_transform(make_domain(box, ("",) * len(shape)), OutputIndexMaps(maps))
-            found.append((AlikePart(wanted, boxes.layer[some], starts[some]), some))
+            found.append((AlikePart(wanted, index[some], starts[some]), some))
         return found
+
+
+def read_together(
+    alike: AlikeLayers,
+    transform: IndexTransform,
+    boxes: LayerBoxes,
+    memory: Any,
+    output: Output,
+    backend: Backend,
+) -> Future[Any] | None:
+    """Read a request in one pass; None if it meets few layers, or these at many places.
+
+    Parameters
+    ----------
+    transform : IndexTransform
+        Request.
+    boxes : LayerBoxes
+        Plan of the request.
+    memory : Memory
+        Array that is filled, made from `output`.
+    """
+    found = alike.parts(transform, boxes, memory.strides)
+    if not found:
+        return None
+
+    def read_again(some: Sequence[tuple[int, int]]) -> Future[Any]:
+        numbers = [int(found[part][1][region]) for part, region in some]
+        parts = [
+            LayerPart(
+                int(boxes.layer[number]),
+                tuple(boxes.start[number].tolist()),
+                tuple(boxes.stop[number].tolist()),
+            )
+            for number in numbers
+        ]
+        request = Request(transform, parts, 0, memory.strides)
+        layers = {part.layer: alike.layers[part.layer] for part in parts}
+        executor = alike.arrays.first.executor
+        return read_parts([request], layers, memory, output, backend, executor, None)
+
+    reads = [part for part, _ in found]
+    return read_alike(alike.arrays, reads, memory, output.filled(memory), read_again)

@@ -25,7 +25,7 @@ from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
-from gpustore.drivers._alike_layers import AlikeLayers
+from gpustore.drivers._alike_layers import AlikeLayers, read_together
 from gpustore.drivers._cells import shifted
 from gpustore.drivers._layer_parts import Request, nothing, read_parts, write_parts
 from gpustore.drivers._layers import (
@@ -54,11 +54,9 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.pipelines.alike_reads import read_alike
 from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.layer_plan import (
     LayerBounds,
-    LayerPart,
     part_transform,
     plan_boxes,
     plan_layers,
@@ -189,34 +187,19 @@ class StackDriver(Unexplained, Unresizable):
 
     @cached_property
     def _alike(self) -> AlikeLayers | None:
-        """The layers, if the native core can read them in one pass."""
-        return AlikeLayers.of(self.layers) if self.bounds.axis is not None else None
+        """The layers, if all are open and the native core can read them in one pass."""
+        if self.bounds.axis is None or any(layer.driver is None for layer in self.layers):
+            return None
+        return AlikeLayers.of(open_layers(self.layers, range(len(self.layers)), write=False))
 
     def _read_alike(
         self, alike: AlikeLayers, transform: IndexTransform, memory: Any, output: Output
     ) -> Future[Any] | None:
         """Read layers that are stored alike in one pass; None if the request needs more."""
         boxes = plan_boxes(self.bounds, transform)
-        found = None if boxes is None else alike.parts(transform, boxes, memory.strides)
-        if boxes is None or not found:
+        if boxes is None:
             return None
-
-        def read_again(some: Sequence[tuple[int, int]]) -> Future[Any]:
-            numbers = [int(found[part][1][region]) for part, region in some]
-            parts = [
-                LayerPart(
-                    int(boxes.layer[number]),
-                    tuple(boxes.start[number].tolist()),
-                    tuple(boxes.stop[number].tolist()),
-                )
-                for number in numbers
-            ]
-            request = Request(transform, parts, 0, memory.strides)
-            layers = open_layers(self.layers, [part.layer for part in parts], write=False)
-            return read_parts([request], layers, memory, output, self.backend, self.executor, None)
-
-        reads = [part for part, _ in found]
-        return read_alike(alike.arrays, reads, memory, output.filled(memory), read_again)
+        return read_together(alike, transform, boxes, memory, output, self.backend)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
@@ -253,6 +236,12 @@ class StackDriver(Unexplained, Unresizable):
 
         def run() -> Future[Any]:
             layers = open_layers(self.layers, once, write=False)
+            alike = AlikeLayers.of(layers) if self.bounds.axis is not None else None
+            if alike is not None and len(requests) == 1:
+                transform = requests[0].transform
+                together = self._read_alike(alike, transform, memory, output)
+                if together is not None:
+                    return together
             return read_parts(requests, layers, memory, output, self.backend, self.executor, None)
 
         begin = partial(self.executor.submit, run)

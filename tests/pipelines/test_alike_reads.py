@@ -137,3 +137,11 @@ def test_missing_chunks_may_be_errors(tmp_path):
     ]
     with pytest.raises(gpustore.NotFoundError, match=r"111\.zarr"):
         gpustore.stack([store.result() for store in strict]).read().result()
+
+
+def test_layers_that_operations_open_are_one_read(planes):
+    stores, elements = planes
+    view = gpustore.stack([store.spec() for store in stores])
+    future = view[1:, 2].read()
+    assert (future.result() == elements[1:, 2]).all()
+    assert future.statistics["reads"] == 1
