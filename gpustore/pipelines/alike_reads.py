@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from gpustore.backends.native.job import address_of
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory
-from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
+from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
+from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
+from gpustore.pipelines.read import sink_of
 from gpustore.pipelines.strided_reads import NATIVE_ROW_S
 from gpustore.planning.chunk_grid import Integers
-from gpustore.planning.chunk_plan import WINDOW_ROWS, check_row_count
+from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkPlan, check_row_count
 from gpustore.planning.row_table import RowTable
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
 
@@ -41,18 +45,23 @@ class AlikeArrays:
         Directory of its keys; those of the others differ in their prefixes.
     prefixes : int64 array, one entry an array
         Addresses of the prefixes of their keys.
+    names : sequence of str
+        These prefixes.
     """
 
     first: ChunkedArray
     directory: KeyDirectory
     prefixes: Integers
+    names: Sequence[str]
     _memory: Any
 
     @classmethod
     def of(cls, arrays: Sequence[ChunkedArray]) -> AlikeArrays | None:
         """Return the arrays together, None if they are not alike."""
         first = arrays[0]
-        if first.native is None or first.grid is not None:
+        if first.stored is not None or first.grid is not None:
+            return None  # Each array has its own chunks in a cache.
+        if first.native is None and first.native_staging is None:
             return None
         if not all([_is_alike(first, one) for one in arrays]):
             return None
@@ -69,7 +78,8 @@ class AlikeArrays:
         assert directory is not None
         memory = np.frombuffer(b"".join(names), np.uint8)
         lengths = np.array([len(name) for name in names], np.int64)
-        return cls(first, directory, address_of(memory) + lengths.cumsum() - lengths, memory)
+        addresses = address_of(memory) + lengths.cumsum() - lengths
+        return cls(first, directory, addresses, [one.key_prefix for one in arrays], memory)
 
 
 def _is_alike(one: ChunkedArray, other: ChunkedArray) -> bool:
@@ -123,17 +133,17 @@ class AlikePart:
 def read_alike(
     arrays: AlikeArrays,
     parts: Sequence[AlikePart],
-    memory: HostMemory,
+    memory: Any,
     result: Any,
     read_again: Callable[[Sequence[tuple[int, int]]], Future[Any]],
-) -> Future[Any]:
-    """Read regions of one array from many others.
+) -> Future[Any] | None:
+    """Read regions of one array from many others; None if the core cannot.
 
     Parameters
     ----------
     arrays : AlikeArrays
     parts : sequence of AlikePart
-    memory : HostMemory
+    memory : Memory
         Array that is filled.
     result : object
         Result of the Future.
@@ -151,51 +161,108 @@ def read_alike(
         Before any I/O.
     """
     first = arrays.first
-    native = first.native
-    assert native is not None
     left: list[tuple[int, int]] = []
-    works: list[Callable[[], None]] = []
-    rows = 0
-    for number, part in enumerate(parts):
+    repeated = []
+    for part in parts:
         ((array, plan),) = first.plans(part.transform, memory.strides)
-        rows += plan.rows * len(part.numbers)
-        check_row_count(plan.rows * len(part.numbers), first.limits.chunks_per_request)
-        seconds = plan.rows * len(part.numbers) * (array.chain.decode_s + NATIVE_ROW_S)
-        threads = max(1, min(array.executor.limit, len(part.numbers), int(seconds / SPLIT_S)))
-        tables = list(plan.tables(1, array.unit_rows))
+        repeated.append((array, RepeatedPlan(plan, arrays, part)))
+        check_row_count(len(repeated[-1][1]), first.limits.chunks_per_request)
+    plans = with_decoder(repeated)
 
-        def leave(table: RowTable, some: Sequence[int], number: int = number) -> None:
-            (regions, rows_of_one) = table.index
-            found = {int(regions[row // rows_of_one]) for row in some}
-            left.extend((number, region) for region in found)
-
-        reading = NativeRead(
-            native,
-            _repeated(tables, arrays.prefixes[part.numbers], part.starts),
-            ([plan.src_stride], [plan.dst_stride]),
-            [memory],
-            lambda: arrays.directory,
-            threads,
-            leave,
-        )
-        works += [reading.work] * threads
-    STATISTICS.add(reads=1, chunks_planned=rows)
+    def leave(number: int, table: RowTable, some: Sequence[int]) -> None:
+        regions, rows, _ = table.index
+        left.extend((number, int(regions[at])) for at in {row // rows for row in some})
 
     def finish() -> Any:
         return read_again(sorted(set(left))) if left else result
 
-    return first.executor.run_all(works, finish, helped=True)
+    rows = sum([len(plan) for _, plan in plans])
+    if first.native is not None:
+        works = [
+            work
+            for number, (array, plan) in enumerate(plans)
+            for work in _host_tasks(
+                array, plan, lambda: arrays.directory, memory, partial(leave, number)
+            )
+        ]
+        STATISTICS.add(reads=1, chunks_planned=rows)
+        return first.executor.run_all(works, finish, helped=True)
+    sink = sink_of(first, plans, [memory])
+    tasks: list[Callable[[], None]] = []
+    for number, (array, plan) in enumerate(plans):
+        some = fill_tasks(array, plan, sink, leave=partial(leave, number))
+        if some is None:
+            return None
+        tasks += some
+    STATISTICS.add(reads=1, chunks_planned=rows)
+    return sink.run(first.executor, tasks, finish)
 
 
-def _repeated(
-    tables: Sequence[RowTable], prefixes: Integers, starts: Integers
-) -> Iterator[RowTable]:
-    """Yield the rows of one array for all, with the numbers of the regions in `index`."""
-    for table in tables:
-        most = max(1, WINDOW_ROWS // table.rows)
-        for begin in range(0, len(prefixes), most):
-            numbers = np.arange(begin, min(begin + most, len(prefixes)))
-            yield _table(table, prefixes[numbers], starts[numbers], numbers)
+def _host_tasks(
+    array: ChunkedArray,
+    plan: ChunkPlan,
+    directory: Callable[[], KeyDirectory],
+    memory: HostMemory,
+    leave: Callable[[RowTable, Sequence[int]], None],
+) -> list[Callable[[], None]]:
+    native = array.native
+    assert native is not None
+    seconds = len(plan) * (array.chain.decode_s + NATIVE_ROW_S)
+    threads = max(1, min(array.executor.limit, len(plan), int(seconds / SPLIT_S)))
+    strides = [plan.src_stride], [plan.dst_stride]
+    tables = plan.tables(1, array.unit_rows)
+    reading = NativeRead(native, tables, strides, [memory], directory, threads, leave)
+    return [reading.work] * threads
+
+
+class RepeatedPlan(ChunkPlan):
+    """Plan of one array, repeated for arrays that are stored alike.
+
+    Parameters
+    ----------
+    plan : ChunkPlan
+        Of the first array.
+    arrays : AlikeArrays
+    part : AlikePart
+    """
+
+    _plan: ChunkPlan
+    _arrays: AlikeArrays
+    _part: AlikePart
+
+    def __init__(self, plan: ChunkPlan, arrays: AlikeArrays, part: AlikePart) -> None:
+        vars(self).update(
+            _plan=plan,
+            _arrays=arrays,
+            _part=part,
+            rows=plan.rows * len(part.numbers),
+            sets=plan.sets,
+            format=plan.format,
+            src_stride=plan.src_stride,
+            dst_stride=plan.dst_stride,
+            input_shape=plan.input_shape,
+        )
+
+    def tables(self, parts: int, unit_rows: int) -> Iterator[RowTable]:
+        """Yield the rows of all arrays; `index` has the numbers of the regions, the rows of each,
+        and the table of one array.
+        """
+        prefixes, starts = self._arrays.prefixes[self._part.numbers], self._part.starts
+        for table in self._plan.tables(parts, unit_rows):
+            most = max(1, WINDOW_ROWS // table.rows)
+            for begin in range(0, len(prefixes), most):
+                numbers = np.arange(begin, min(begin + most, len(prefixes)))
+                yield _table(table, prefixes[numbers], starts[numbers], numbers)
+
+    def rows_of(self, table: RowTable, rows: Sequence[int]) -> PlanWindow:
+        """Write down one row of a table, with its key."""
+        (row,) = rows
+        regions, count, single = table.index
+        number = int(regions[row // count])
+        window = self._plan.rows_of(single, [row % count])
+        name = self._arrays.names[int(self._part.numbers[number])]
+        keys = [name + key[len(self._plan.format.key_prefix) :] for key in window.keys]
+        return replace(window, keys=keys)
 
 
 def _table(table: RowTable, prefixes: Integers, starts: Integers, numbers: Integers) -> RowTable:
@@ -221,6 +288,6 @@ def _table(table: RowTable, prefixes: Integers, starts: Integers, numbers: Integ
         units=times * units,
         rows=times * rows,
         regions=times * rows,
-        index=(numbers, rows),
+        index=(numbers, rows, table),
         prefixes=np.repeat(prefixes, rows),
     )

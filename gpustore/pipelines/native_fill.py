@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,10 +35,22 @@ PIECE_ROWS = 64, 512
 """Fewest and most rows that one of many threads takes at once, as long as there are enough."""
 
 
+Leave = Callable[[RowTable, Sequence[int]], None]
+"""Function that takes rows of a table which the core has left alone."""
+
+
 def fill_tasks(
-    array: ChunkedArray, plan: ChunkPlan | CopyPlan, sink: Sink, *, by_element: bool = False
+    array: ChunkedArray,
+    plan: ChunkPlan | CopyPlan,
+    sink: Sink,
+    *,
+    by_element: bool = False,
+    leave: Leave | None = None,
 ) -> list[Callable[[], None]] | None:
-    """Make the tasks that fill `sink` with the chunks of a plan; None if Python fetches them."""
+    """Make the tasks that fill `sink` with the chunks of a plan; None if Python fetches them.
+
+    What the core leaves alone is given to `leave`, by default it is fetched in Python.
+    """
     rows = len(plan)
     native = array.native_staging
     if native is None or not rows:
@@ -57,7 +69,7 @@ def fill_tasks(
     else:
         threads = array.device_parts(most, rows)
     step = _piece_rows(array, native, sink, rows, together, threads)
-    filling = NativeFill(array, native, plan, sink, parts, step, by_element=by_element)
+    filling = NativeFill(array, native, plan, sink, parts, step, by_element=by_element, leave=leave)
     return [filling.work] * threads
 
 
@@ -104,6 +116,8 @@ class NativeFill:
         Number of rows that a thread takes at once.
     by_element : bool
         Whether elements of regions are gathered one by one.
+    leave : callable, optional
+        See :func:`fill_tasks`.
     """
 
     def __init__(
@@ -116,6 +130,7 @@ class NativeFill:
         step: int,
         *,
         by_element: bool,
+        leave: Leave | None,
     ) -> None:
         self._array = array
         self._native = native
@@ -123,6 +138,7 @@ class NativeFill:
         self._sink = sink
         self._parts = parts
         self._by_element = by_element
+        self._leave = leave
         self._windows = windows_of(plan)
         self._step = step
         self._lock = threading.Lock()
@@ -169,6 +185,9 @@ class NativeFill:
         """Fetch some rows of a table."""
         chunks, old = table_chunks(self._array, files.table, lo, hi)
         left = part.fill(files, lo, hi, chunks, old)
+        if left and self._leave is not None:
+            self._leave(files.table, left)
+            return
         for target, window in self._windows(files.table, left) if left else ():
             for _, rows, values, cached in batches(
                 self._array, window, part.arena, self._sink.nbytes

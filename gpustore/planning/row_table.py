@@ -74,20 +74,27 @@ class RowTable:
     prefixes: Integers | None = None
 
     @classmethod
-    def of_cells(cls, cells: Sequence[Any] | Integers) -> RowTable:
+    def of_cells(
+        cls, cells: Sequence[Any] | Integers, prefixes: Integers | None = None
+    ) -> RowTable:
         """Make the table of chunks that are fetched and go nowhere, each a unit.
 
         Parameters
         ----------
         cells : sequence of columns, one an array dimension
             Grid index of each chunk.
+        prefixes : int64 array, optional
+            Attribute of the table.
         """
         rows = len(cells[0])
         words = np.empty((len(cells) + 1) * rows + 1, np.int64)
         words[: rows + 1] = np.arange(rows + 1)
         for number, column in enumerate(cells, 1):
             words[number * rows + 1 : (number + 1) * rows + 1] = column
-        return cls(words, units=rows, rows=rows, regions=0, rank=len(cells), input_rank=0)
+        rank = len(cells)
+        return cls(
+            words, units=rows, rows=rows, regions=0, rank=rank, input_rank=0, prefixes=prefixes
+        )
 
     def offsets(self) -> tuple[int, int, int, int, int, int]:
         """Return where cells, `first`, src_start, dst_start, counts and targets begin in `words`.

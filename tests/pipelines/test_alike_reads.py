@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 import gpustore
 from gpustore.backends.native.library import library
+from tests.kernels.execution import needs_compiler
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native core")
 
@@ -145,3 +147,47 @@ def test_layers_that_operations_open_are_one_read(planes):
     future = view[1:, 2].read()
     assert (future.result() == elements[1:, 2]).all()
     assert future.statistics["reads"] == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "keywords", [{"codec": "zstd"}, {"codec": "zstd", "shards": [8, 8]}, {"codec": "none"}]
+)
+def test_arrays_on_a_device_are_one_submission(tmp_path, keywords):
+    _, elements = opened(tmp_path, **keywords)
+    paths = [f"{tmp_path}/{number * 37}.zarr" for number in range(COUNT)]
+    with emulated() as device:
+        stores = [gpustore.open(path, device=device.name).result() for path in paths]
+        view = gpustore.stack(stores, axis=1)
+        # Of uncompressed chunks Python reads byte ranges, array by array.
+        assert (on_host(device, view[1, :, 2].read().result()) == elements[:, 1, 2]).all()
+        future = view[:, :, ::-1].read()
+        expected = elements.transpose(1, 0, 2)[:, :, ::-1]
+        assert (on_host(device, future.result()) == expected).all()
+        alone = stores[0][:, ::-1].read()
+        alone.result()
+        if keywords["codec"] != "none":
+            assert future.statistics["reads"] == 1
+            each_has = alone.statistics["chunks_planned"]
+            assert future.statistics["chunks_planned"] == COUNT * each_has
+            for name in ("copies", "launches", "waits"):
+                assert future.statistics[name] <= 2 * alone.statistics[name], name
+        del future, alone
+
+
+@needs_compiler
+def test_chunks_that_a_device_does_not_get_from_the_core(tmp_path):
+    stores, elements = opened(tmp_path, codec="zstd")
+    chunk = tmp_path / f"{37 * 7}.zarr" / "c" / "1" / "2"
+    chunk.rename(chunk.with_name("moved"))
+    chunk.symlink_to("moved")
+    with emulated() as device:
+        stores = [gpustore.open(one.spec(), device=device.name).result() for one in stores]
+        view = gpustore.stack(stores)
+        assert (on_host(device, view.read().result()) == elements).all()
+        chunk.with_name("moved").write_bytes(b"?")
+        with pytest.raises(gpustore.CorruptChunkError, match=r"259\.zarr/c/1/2"):
+            view.read().result()
+        (tmp_path / "37.zarr" / "c" / "0" / "1").write_bytes(b"?" * 40)
+        with pytest.raises(gpustore.CorruptChunkError, match=r"37\.zarr/c/0/1"):
+            view[:, :4].read().result()

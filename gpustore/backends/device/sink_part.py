@@ -202,7 +202,8 @@ class DevicePart:
             wanted = files.table
             if len(rows) < wanted.rows:
                 some = slice(lo, hi) if len(rows) == hi - lo else rows
-                wanted = RowTable.of_cells(wanted.columns().cells[:, some])
+                prefixes = None if wanted.prefixes is None else wanted.prefixes[some]
+                wanted = RowTable.of_cells(wanted.columns().cells[:, some], prefixes)
             limit = buffer.begin_fill()
             try:
                 fetched = fetch_files(
