@@ -25,7 +25,7 @@ from gpustore.schema.codec_spec import CodecSpec
 class OpenedArray(IndexedView):
     """A driver seen through an index transform, without the operations that read or write."""
 
-    __slots__ = ("_driver", "_transform")
+    __slots__ = ("__weakref__", "_driver", "_transform")
 
     _driver: Driver
     _transform: IndexTransform

@@ -107,7 +107,7 @@ class Spec(IndexedView):
     Spec({'driver': 'zarr3', 'kvstore': {'driver': 'memory', 'path': 'a/'}})
     """
 
-    __slots__ = ("_context", "_driver", "_mode", "_transform")
+    __slots__ = ("__weakref__", "_context", "_driver", "_mode", "_transform")
 
     def __init__(self, json: Any) -> None:
         if isinstance(json, Spec):

@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from gpustore.errors import GpustoreError, TransactionError
 from gpustore.runtime.executor import Executor, shared, wait_at_exit
-from gpustore.runtime.future import Future, failed, ready
-from gpustore.runtime.promise import Promise
+from gpustore.runtime.future import Future, failed, new, ready
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Participant")
@@ -80,7 +79,7 @@ class Transaction:
 
     __slots__ = (
         "__weakref__", "_atomic", "_claim", "_done", "_futures", "_lock", "_made", "_participants",
-        "_promise", "_repeatable_read", "_running", "_state",
+        "_repeatable_read", "_running", "_state",
     )  # fmt: skip
 
     def __init__(self, atomic: bool = False, repeatable_read: bool = False) -> None:
@@ -96,10 +95,7 @@ class Transaction:
         self._made: dict[int, tuple[object, Any]] = {}
         self._claim: tuple[Hashable, str] | None = None
         self._futures: list[weakref.ref[Future[None]]] = []
-        self._promise: Promise[None]
-        self._done: Future[None]
-        self._promise, self._done = Promise.new()
-        self._promise.hand_over()
+        self._done: Future[None] = new()
 
     # ------------------------------------------------------------------ state
 
@@ -150,7 +146,7 @@ class Transaction:
         Returns
         -------
         Future of None
-            As :attr:`future`.
+            As :attr:`future`. Cancelling it ends the wait alone: the commit goes on.
         """
         with self._lock:
             starts = self._state is _OPEN
@@ -160,7 +156,9 @@ class Transaction:
             begins = starts and not self._running
         if begins:
             self._store()
-        return self._done
+        outcome: Future[None] = new()
+        self._done.add_done_callback(lambda done: outcome._finish(None, done._error))
+        return outcome
 
     def commit_sync(self) -> None:
         """Store what is staged and wait until that is done.
@@ -318,7 +316,7 @@ class Transaction:
         left = list(self._participants.values())
 
         def go_on(done: Future[None] | None = None) -> None:
-            error = None if done is None else done.exception()
+            error = None if done is None else done._error  # also that of a cancelled one
             if error is not None or not left:
                 self._finish(error)
                 return
@@ -343,10 +341,7 @@ class Transaction:
             future = ref()
             if future is not None:
                 future._finish(None, error)
-        if error is None:
-            self._promise.set_result(None)
-        else:
-            self._promise.set_exception(error)
+        self._done._finish(None, error)
 
 
 class TransactionExecutor(Executor):

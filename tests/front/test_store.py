@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -463,6 +464,14 @@ def test_another_process_reads_the_pickle(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "pickle")]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert found.strip() == "[3, 2, 1] { [-2*, 1) }"
+
+
+def test_stores_and_specs_can_be_referred_to_weakly():
+    store = gpustore.array([1, 2])
+    spec = store.spec()
+    refs = [weakref.ref(store), weakref.ref(spec)]
+    del store, spec
+    assert [ref() for ref in refs] == [None, None]
 
 
 def test_a_copy_is_the_store_itself():

@@ -1,6 +1,7 @@
 """Arrays in transactions: staged writes, reads through them, commits; beside TensorStore's."""
 
 import asyncio
+import copy
 import gc
 import pickle
 import threading
@@ -160,6 +161,37 @@ def test_waiting_for_the_future_commits():
     assert transaction.commit_started
     assert first.done()
     assert store[0].read().result() == 1
+
+
+def test_cancelling_a_wait_for_the_commit_does_not_end_it():
+    store, transaction = make(), gpustore.Transaction()
+    store.with_transaction(transaction)[0] = 1
+    waits = [transaction.commit_async(), transaction.future]
+    assert waits[0].cancel()
+    waits[1].cancel()
+    assert waits[0].cancelled()
+    transaction.commit_sync()
+    transaction.future.result()
+    assert store[0].read().result() == 1
+
+
+def test_commit_ends_when_a_function_is_cancelled():
+    def write(*_):
+        raise asyncio.CancelledError
+
+    store = gpustore.virtual_chunked(None, write, dtype="uint8", shape=[4])
+    transaction = gpustore.Transaction()
+    store.with_transaction(transaction).write(1).result()
+    with pytest.raises(asyncio.CancelledError):
+        transaction.commit_async().result(timeout=60)
+    assert transaction.future.cancelled()
+
+
+def test_store_of_a_transaction_is_not_pickled():
+    store = make().with_transaction(gpustore.Transaction())
+    for take in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TransactionError, match=r"^Cannot serialize TensorStore with bound tr"):
+            take(store)
 
 
 def test_async_block_commits_or_aborts():
