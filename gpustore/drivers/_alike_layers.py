@@ -65,7 +65,7 @@ class AlikeLayers:
             return None
         arrays, offsets, forms = [], [], set()
         for driver, transform in layers.values():
-            if not isinstance(driver, ChunkedDriver) or driver.recheck > driver.read_at:
+            if not isinstance(driver, ChunkedDriver) or driver.is_outdated:
                 return None
             maps = transform.output
             if not driver.readable or any([map_.index_array is not None for map_ in maps]):

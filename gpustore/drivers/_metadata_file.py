@@ -11,6 +11,7 @@ from typing import Any
 from gpustore.backends.native.job import NOT_DONE
 from gpustore.backends.native.short_files import read_short_file, store_short_file
 from gpustore.drivers._remembered import decoded, encoded
+from gpustore.drivers._resizes import Resized, resized_since, set_resized
 from gpustore.drivers.format import Format
 from gpustore.errors import GpustoreError, naming_key
 from gpustore.kvstores.base import KvStoreDriver
@@ -24,7 +25,10 @@ from gpustore.strict_json.spelled import REMEMBERED_NBYTES
 
 @dataclass(slots=True)
 class MetadataFile:
-    """The stored metadata document of an array, and its format."""
+    """The stored metadata document of an array, and its format.
+
+    Handles with the same `pool` know of each other's resizes (:mod:`gpustore.drivers._resizes`).
+    """
 
     format: Format
     store: KvStoreDriver
@@ -32,6 +36,7 @@ class MetadataFile:
     limits: Limits
     constraints: Any
     cache: Cache | None
+    pool: object
 
     @property
     def name(self) -> str:
@@ -67,6 +72,14 @@ class MetadataFile:
         if data is None:
             return None, generation
         return self._metadata(data), generation
+
+    def resized(self, since: float) -> Resized | None:
+        """Return the last resize of the array in this context, if it was later than `since`."""
+        return resized_since(self.pool, self.store, self.key, since)
+
+    def set_resized(self, metadata: Any, at: float) -> None:
+        """Tell other handles of the array that it is known to have these metadata since `at`."""
+        set_resized(self.pool, (self.store.identity, self.key), metadata, at)
 
     def look(self) -> bytes | int:
         """Return the stored document if that is plain: a short file; else the status of the native

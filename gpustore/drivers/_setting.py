@@ -18,6 +18,10 @@ from gpustore.runtime.limits import Limits
 from gpustore.strict_json.parsing import JsonValue
 
 
+class _Pool:
+    """Pool of metadata of a transaction."""
+
+
 class Setting:
     """Context resources of a chunked driver and their values, which :meth:`bind` makes.
 
@@ -37,6 +41,8 @@ class Setting:
     backend : Backend
     cache, metadata_cache : Cache or None
         Caches of chunks and of metadata; None without room.
+    metadata_pool : object
+        What arrays share that know of each other's changes of metadata.
     device_pool : DeviceCachePool
     decode_rule, trust
         Values of ``gpu_decode_choice`` and ``gpu_decode_trust``.
@@ -44,7 +50,7 @@ class Setting:
 
     __slots__ = (
         *("backend", "cache", "decode_rule", "device_pool", "executor", "is_bound", "limits"),
-        *("metadata_cache", "resources", "trust"),
+        *("metadata_cache", "metadata_pool", "resources", "trust"),
     )
 
     limits: Limits
@@ -52,6 +58,7 @@ class Setting:
     backend: Any
     cache: Cache | None
     metadata_cache: Cache | None
+    metadata_pool: object
     device_pool: DeviceCachePool
     decode_rule: Any
     trust: Any
@@ -64,6 +71,7 @@ class Setting:
         """Return the setting without caches, for arrays in a transaction."""
         setting = copy(self)
         setting.cache = setting.metadata_cache = None
+        setting.metadata_pool = _Pool()
         setting.device_pool = DeviceCachePool(0)
         return setting
 
@@ -82,8 +90,8 @@ class Setting:
         allocator = resources["device_allocator"].value
         self.backend = select_backend(resources["device"].value, allocator)
         self.cache = cache_of(resources["cache_pool"].value)
-        metadata_pool = resources.get(METADATA_POOL)
-        self.metadata_cache = self.cache if metadata_pool is None else cache_of(metadata_pool.value)
+        pool = self.metadata_pool = resources.get(METADATA_POOL) or resources["cache_pool"]
+        self.metadata_cache = cache_of(pool.value)
         self.device_pool = resources["device_cache_pool"].value
         self.decode_rule = resources["gpu_decode_choice"].value
         self.trust = resources["gpu_decode_trust"].value

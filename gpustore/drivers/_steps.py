@@ -119,7 +119,8 @@ class Steps:
         name = spec.options.get("metadata_key") if spec.options else None
         key = store.path + str(name or self.format.metadata_key)
         cache, limits = self.setting.metadata_cache, setting.limits
-        self.file = MetadataFile(self.format, store.driver, key, limits, spec.metadata, cache)
+        known = spec.metadata, cache, self.setting.metadata_pool
+        self.file = MetadataFile(self.format, store.driver, key, limits, *known)
         if spec.node_path and (self.hierarchy is None or transaction is not None):
             root = store.path[: -len(spec.node_path) - 1]
             version, pool = self.format.zarr_format, self.setting.device_pool

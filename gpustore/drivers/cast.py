@@ -154,8 +154,11 @@ class CastDriver(OverBase, Unexplained):
         def convert(elements: Any) -> Any:
             if source is not backend:
                 elements = source.to_host(elements)
-            backend.convert(elements, decode, memory)
-            return output.filled(memory)
+            found = tuple(elements.shape)
+            # Other bounds may be stored by now.
+            into = memory if found == shape else output.memory(backend, found, dtype)
+            backend.convert(elements, decode, into)
+            return output.filled(into)
 
         return then(read(output=output._replace(array=None)), convert, self.executor)
 

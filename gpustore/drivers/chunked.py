@@ -18,6 +18,7 @@ from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._remembered import described
+from gpustore.drivers._resizes import Resized
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription
 from gpustore.errors import (
@@ -223,13 +224,25 @@ class ChunkedDriver:
             metadata = replace(metadata, **{field: self.attributes.asdict()})
         return self.origin.respec(self, metadata)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether operations use the bounds stored now, in place of those of :attr:`metadata`."""
+        return self.recheck > self.read_at or self._resized() is not None
+
+    def _resized(self) -> Resized | None:
+        """Return the shape that the array was given later in its context, by another object."""
+        found = self.file.resized(self.read_at)
+        if found is None or self.assumed or not self.metadata.same_array(found.metadata):
+            return None
+        return found
+
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
         # A read for a stream is not kept waiting for others.
         wait = wait_with_others if output.stream is None else None
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             output = self._from_here(output)
             start = self._rechecked(transform, partial(read, output=output, wait=wait))
             if batch is None:
@@ -243,7 +256,7 @@ class ChunkedDriver:
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read_many`."""
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             output = self._from_here(output)
             crops = partial(read_many, starts=starts, extent=shape, output=output)
             return self._rechecked(transform, crops)()
@@ -251,13 +264,13 @@ class ChunkedDriver:
 
     def preload(self, transform: IndexTransform) -> Future[None]:
         """Fill the cache of the device through :mod:`gpustore.pipelines.preload`."""
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             return self._rechecked(transform, preload)()
         return preload(self.reader, transform)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Look up which chunks are stored through :mod:`gpustore.pipelines.stored_chunks`."""
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             return self._rechecked(transform, stored_chunks)()
         return stored_chunks(self.array, transform)
 
@@ -294,7 +307,7 @@ class ChunkedDriver:
 
     def _with_bounds(self, transform: IndexTransform) -> tuple[ChunkedDriver, IndexTransform]:
         """Return the array that is used, with the bounds stored now if that is asked for."""
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             driver = self.resolve(self.recheck)
             return driver, IndexTransform(driver.domain)[transform]
         return self, transform
@@ -316,7 +329,7 @@ class ChunkedDriver:
             )
         if is_object(self.dtype):
             source = object_array(source, self.dtype, max_rank=transform.domain.rank)
-        if self.recheck > self.read_at:
+        if self.is_outdated:
             return self._write_rechecked(transform, source)
         return self._write(transform, source)
 
@@ -388,7 +401,8 @@ class ChunkedDriver:
         """Read the metadata again and return the driver with them; only the shape may differ.
         Assumed metadata stay.
 
-        Metadata cached at the time `bound` or later are accepted.
+        Metadata cached at the time `bound` or later are accepted, and those that a resize in this
+        context has stored since.
 
         Raises
         ------
@@ -399,6 +413,12 @@ class ChunkedDriver:
         """
         if self.assumed:
             return self
+        resized = self._resized()
+        if resized is not None and resized.at >= bound:
+            later: ChunkedDriver | None = vars(self).get("later")
+            if later is None or later.read_at < resized.at:
+                later = vars(self)["later"] = self.with_metadata(*resized)
+            return later
         read_at = time.time()
         return self.with_metadata(self._current(bound)[0], read_at)
 
@@ -465,6 +485,9 @@ class ChunkedDriver:
             if new != old:
                 self._invalidate()
             if new == old or self.file.save(resized, generation):
+                if new != old:
+                    read_at = time.time()  # Who has opened it meanwhile knows the old shape.
+                self.file.set_resized(resized, read_at)
                 if not request.resize_metadata_only:
                     self._delete_outside(old, new)
                 return self.with_metadata(resized, read_at)

@@ -484,7 +484,8 @@ class TensorStore(ShownArray):
         Returns
         -------
         Future of TensorStore
-            The resized store; this one keeps its domain.
+            The resized store. This one keeps its domain; its reads and writes, and those of
+            others of the same context, resolve implicit bounds to the new ones.
 
         Raises
         ------

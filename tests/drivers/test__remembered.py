@@ -61,7 +61,9 @@ SHAPES = (
 def file_of(document):
     format_ = registry.find("drivers", f"zarr{document['zarr_format']}").format
     store = KvStore.open("memory://").result().driver
-    return MetadataFile(format_, store, "a", DEFAULT_LIMITS, format_.no_constraints, None)
+    return MetadataFile(
+        format_, store, "a", DEFAULT_LIMITS, format_.no_constraints, None, pool=None
+    )
 
 
 def outcome(document):

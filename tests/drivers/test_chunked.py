@@ -308,6 +308,39 @@ def test_resolve_after_a_resize(name, fix, driver, tmp_path):
     check(run, tmp_path)
 
 
+@each("driver", DRIVERS)
+@each("name", RESOLVED)
+@each("new", [(5, 9), (12, 3)])
+def test_reads_and_writes_after_a_resize_have_the_new_bounds(name, driver, new, tmp_path):
+    """Handles made before keep their domain. Errors of bounds are IndexErrors here too."""
+
+    def known(result):
+        if isinstance(result, tuple):
+            kinds, text = result
+            return [kind for kind in kinds if kind != "IndexError"], text
+        return result
+
+    def run(library, root):
+        store = filled(library, driver)
+        view = RESOLVED[name](store)
+        store.resize(exclusive_max=new).result()
+        read = known(outcome(lambda: view.read().result().tolist()))
+        written = known(outcome(lambda: view.write(7).result()))
+        return view.domain, store.domain, read, written, store.read().result().tolist()
+
+    check(run, tmp_path)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_resizes_of_another_array_in_its_place_change_nothing(driver):
+    store = filled(gpustore, driver)
+    store.kvstore.delete_range(gpustore.KvStore.KeyRange()).result()
+    other = filled(gpustore, driver, shape=(10, 7), fill_value=3)
+    other.resize(exclusive_max=[5, 5]).result()
+    assert store.read().result().shape == (10, 7)
+    assert other.read().result().shape == (5, 5)
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_resolve_reads_the_stored_metadata(driver):
     """TensorStore trusts its cache until the array is opened again."""
