@@ -504,3 +504,24 @@ def test_copies_become_zarr(tmp_path):
     assert made.chunks == (2, 3)
     assert made.attrs["foo"] == {"a": 1, "b": 2}
     assert made.spec().to_json()["driver"] == "zarr3"
+
+
+@each("name", ["raw", "gzip", "zstd", "lz4"])
+@each("content", ["encoded", "decoded"])
+def test_blocks_in_the_cache_of_a_device(name, content, tmp_path):
+    """Headers of encoded ones are compared there: their bytes are no longer in host memory."""
+    data = values((33, 20), "uint32")
+    metadata = {"dimensions": [33, 20], "blockSize": [8, 16], "dataType": "uint32"}
+    store = opened(gpustore, tmp_path, **metadata, compression=COMPRESSIONS[name])
+    store[...] = data
+    spec = {**store.spec().to_json(), "recheck_cached_data": False}
+    with emulated() as device:
+        pool = {"device_cache_pool": {"total_bytes_limit": 1 << 24, "content": content}}
+        found = gpustore.open(spec, context=pool, device=device.name).result()
+        for fetched in (10, 0):
+            read = found.read()
+            assert np.array_equal(on_host(device, read.result()), data)
+            assert read.statistics["host_fallbacks"] == 0
+            assert read.statistics["key_reads"] == fetched
+            del read
+        del found
