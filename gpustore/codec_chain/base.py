@@ -194,6 +194,11 @@ class BytesCodec(abc.ABC):
         """Name of the codec of the native core that decodes whole values, None without one."""
         return None
 
+    @property
+    def native_header(self) -> bytes:
+        """Bytes with which each value of :attr:`native_codec` begins, before those of the codec."""
+        return b""
+
     def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
         """Return the options with which the native core encodes values of `decoded_nbytes` bytes.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -164,6 +165,21 @@ class N5Block(BytesCodec):
                 codec=self.name,
             )
         return shape
+
+    # ----------------------------------------------------------------- in the native core
+
+    @property
+    def native_codec(self) -> str | None:
+        """Codec of whole blocks behind their header, which the native core compares."""
+        return "raw" if self.inner is None else self.inner.native_codec
+
+    @property
+    def native_header(self) -> bytes:
+        return self.header
+
+    def native_options(self, decoded_nbytes: int) -> Mapping[str, int] | None:
+        """Return the options of the compression."""
+        return {} if self.inner is None else self.inner.native_options(decoded_nbytes)
 
     # ----------------------------------------------------------------- on a device
 

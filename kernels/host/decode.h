@@ -164,6 +164,15 @@ public:
                u32_at(encoded + size);
     }
 
+    // Removes the header before an encoded chunk.
+    bool strip_header(const u8*& encoded, i64& size) const {
+        const i64 nbytes = array_.header_nbytes;
+        if (!nbytes) return true;
+        if (size < nbytes || std::memcmp(encoded, array_.header, static_cast<std::size_t>(nbytes))) return false;
+        encoded += nbytes, size -= nbytes;
+        return true;
+    }
+
     // Decodes a whole chunk of exactly `nbytes` bytes.
     bool decode(const u8* encoded, i64 size, u8* out) const {
         const std::size_t n = static_cast<std::size_t>(array_.nbytes);

@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 37420226042391318;
+constexpr i64 ABI = 22418719959762079;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -51,6 +51,8 @@ struct Array {
     i64 offset;               // of the first element in a decoded chunk, in bytes
     i64 nbytes, bound;        // bytes of a decoded chunk; most bytes of an encoded one
     i64 codec, crc;
+    const u8* header;         // bytes with which every plain value begins
+    i64 header_nbytes;
     i64 parts;                // whether some blocks of a Blosc frame may be decoded alone
     i64 levels;
     const ShardLevel* level;  // outermost first

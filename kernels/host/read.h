@@ -139,14 +139,15 @@ private:
         }
         if (range.nbytes > array_.bound) return NOT_DONE;
         if (job_.staging) return fetch(row, range);
-        if (array_.codec == RAW && !array_.crc) return read_raw(row, range) ? DONE : NOT_DONE;
+        if (array_.codec == RAW && !array_.crc && !array_.header_nbytes) return read_raw(row, range) ? DONE : NOT_DONE;
         if (!is_covered(row)) return NOT_DONE;
-        if (wants_blocks() && !array_.crc) return read_blocks(row, range) ? DONE : NOT_DONE;
+        if (wants_blocks() && !array_.crc && !array_.header_nbytes) return read_blocks(row, range) ? DONE : NOT_DONE;
         i64 size = range.nbytes;
         u8* encoded = scratch_.take(Scratch::ENCODED, size);
         if (!encoded || !file_.read(encoded, size, range.start)) return NOT_DONE;
         if (array_.crc && !decoder_.strip_checksum(encoded, size)) return NOT_DONE;
-        if (!decode_row(row, encoded, size)) return NOT_DONE;
+        const u8* value = encoded;
+        if (!decoder_.strip_header(value, size) || !decode_row(row, value, size)) return NOT_DONE;
         count_read(range.nbytes, array_.nbytes);
         return DONE;
     }
@@ -158,13 +159,14 @@ private:
         if (!value) return fill(row);
         if (size > array_.bound || !is_covered(row)) return NOT_DONE;
         if (array_.crc && !decoder_.strip_checksum(value, size)) return NOT_DONE;
+        if (!decoder_.strip_header(value, size)) return NOT_DONE;
         return decode_row(row, value, size) ? DONE : NOT_DONE;
     }
 
     // Reads a value into the staging memory, decoded if the array has a codec.
     u8 fetch(i64 row, const Range& range) {
         Staging& staging = *job_.staging;
-        const bool decodes = array_.codec != RAW || array_.crc;
+        const bool decodes = array_.codec != RAW || array_.crc || array_.header_nbytes;
         const i64 nbytes = decodes ? array_.nbytes : range.nbytes;
         const i64 at = take(*staging.used, nbytes, staging.alignment, staging.nbytes);
         if (at < 0) return NO_ROOM;
@@ -189,7 +191,8 @@ private:
         u8* encoded = scratch_.take(Scratch::ENCODED, size);
         if (!encoded || !file_.read(encoded, size, range.start)) return false;
         if (array_.crc && !decoder_.strip_checksum(encoded, size)) return false;
-        return decoder_.decode(encoded, size, out) && is_legal(out, array_.nbytes);
+        const u8* value = encoded;
+        return decoder_.strip_header(value, size) && decoder_.decode(value, size, out) && is_legal(out, array_.nbytes);
     }
 
     void count_read(i64 fetched, i64 decoded) { reads_++, fetched_ += fetched, decoded_ += decoded; }

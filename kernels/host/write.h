@@ -272,22 +272,23 @@ private:
         return chunk;
     }
 
-    // The encoded bytes of a row, without a checksum behind them; null if it is not plain.
+    // The encoded bytes of a row, without a header before them and a checksum behind them; null if it is not plain.
     const u8* encoded(i64 row, i64& size) {
         if (!is_covered(row)) return nullptr;
         const u8* chunk = gather(row);
         const u8* found = chunk ? encoder_.encode(chunk, size) : nullptr;
-        return found && size + 4 * array_.crc <= array_.bound ? found : nullptr;
+        return found && size + array_.header_nbytes + 4 * array_.crc <= array_.bound ? found : nullptr;
     }
 
     bool encode_row(i64 row) {
         i64 size = 0;
         const u8* bytes = encoded(row, size);
-        const i64 more = 4 * array_.crc;
+        const i64 header = array_.header_nbytes, more = header + 4 * array_.crc;
         if (!bytes || job_.used < 0 || job_.used > job_.room || size + more > job_.room - job_.used) return false;
         u8* to = job_.encoded + job_.used;
-        std::memcpy(to, bytes, static_cast<std::size_t>(size));
-        if (array_.crc) store(to + size, encoder_.checksum(bytes, size));
+        if (header) std::memcpy(to, array_.header, static_cast<std::size_t>(header));
+        std::memcpy(to + header, bytes, static_cast<std::size_t>(size));
+        if (array_.crc) store(to + header + size, encoder_.checksum(bytes, size));
         job_.at[row] = job_.used, job_.stored[row] = size + more;
         job_.used += size + more;
         return true;
@@ -300,12 +301,14 @@ private:
         if (!bytes) return false;
         NewFile& file = file_[begun_];
         if (!file.create(job_.directory[row], job_.names + job_.name[row])) return false;
-        bool ok = file.write(bytes, size);
+        const i64 header = array_.header_nbytes;
+        bool ok = (!header || file.write(array_.header, header)) && file.write(bytes, size);
         if (array_.crc) {
             const std::uint32_t checksum = encoder_.checksum(bytes, size);
             ok = ok && file.write(reinterpret_cast<const u8*>(&checksum), sizeof checksum);
             size += sizeof checksum;
         }
+        size += header;
         if (!ok || !file.stamp()) return file.remove(), false;
         if (job_.syncs) file.begin_sync();
         row_[begun_] = row, size_[begun_] = size;

@@ -525,3 +525,29 @@ def test_blocks_in_the_cache_of_a_device(name, content, tmp_path):
             assert read.statistics["key_reads"] == fetched
             del read
         del found
+
+
+@pytest.mark.skipif(not gpustore.native_core().in_use, reason="the native core was not compiled")
+@each("name", ["raw", "gzip", "zlib", "zstd", "lz4", "blosclz"])
+def test_the_native_core_reads_and_writes_blocks(name, tmp_path, monkeypatch):
+    """It writes what Python writes, and leaves blocks cut off at the edge to Python."""
+    data = values((33, 20), "uint32")
+    metadata = {"dimensions": [33, 20], "blockSize": [8, 16], "dataType": "uint32"}
+    compression = COMPRESSIONS[name]
+    store = opened(gpustore, tmp_path / "a", **metadata, compression=compression)
+    assert store._driver.array.native is not None
+    assert store._driver.array.writes_files_natively or name == "zlib"
+    store[...] = data
+    stored = files(tmp_path / "a")
+    small = {"dimensions": [1, 4], "blockSize": [1, 4], "dataType": "uint32"}
+    short = opened(ts, tmp_path / "b", **small, compression=compression)
+    short[...] = data[32:, 16:]
+    (tmp_path / "b/0/0").rename(tmp_path / "a/4/1")
+    assert np.array_equal(store.read().result(), data)
+    assert np.array_equal(store[30:, 10:].read().result(), data[30:, 10:])
+    assert np.array_equal(opened(ts, tmp_path / "a").read().result(), data)
+    array = store._driver.array
+    for cell, value in stored.items():
+        if cell != "attributes.json":
+            elements = bytes(array.chain.decode(value))
+            assert bytes(array.chain.encode(elements)) == value

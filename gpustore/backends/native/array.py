@@ -88,10 +88,12 @@ def native_array(
         assert one is not None
         table += [*one[0], *map(keep, one[1:])]
     name, has_checksum = codec
+    header = b"".join(stage.native_header for stage in chain.stages)
     struct = [
         *(keep(list(addresses(name, "crc32c").values())), rank, key_rank, dtype.itemsize, word),
         *(layout.offset, layout.nbytes, chain.encoded_bound),
-        *(CODECS.index(name), has_checksum, chain.decodes_parts and name == "blosc"),
+        *(CODECS.index(name), has_checksum, text(header), len(header)),
+        chain.decodes_parts and name == "blosc",
         *(len(levels), keep(table), keep([int(ratio) for ratio in key_ratio[:key_rank]])),
         *(text(key_separator.encode()), fill, fill_missing, _is_bool(layout.dtype)),
         *(keep(shape), keep(layout.shape), keep(layout.strides)),
@@ -131,6 +133,7 @@ def native_files(
     if codec is None:
         return None
     name, has_checksum = codec
+    header = b"".join(stage.native_header for stage in chain.stages) if decodes else b""
     kept = _Kept()
     table: list[int] = []
     for one in shards:
@@ -141,7 +144,7 @@ def native_files(
     separator = kept.text(key_separator.encode())
     struct = [
         *(functions, rank, key_rank, 1, 0, 0, layout.nbytes, chain.encoded_bound),
-        *(CODECS.index(name), has_checksum, 0),
+        *(CODECS.index(name), has_checksum, kept.text(header), len(header), 0),
         *(len(levels), kept.numbers(table), ratio, separator, 0, 0, _is_bool(layout.dtype)),
         *map(kept.numbers, (shape, layout.shape, layout.strides)),
     ]

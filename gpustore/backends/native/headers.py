@@ -123,7 +123,8 @@ class Frames:
 @lru_cache(maxsize=64)
 def frames_of(chain: CodecChain) -> Frames | None:
     """Return the frames that values of a chain are, None if they are none."""
-    codecs = [stage.native_codec for stage in chain.stages]
+    # Values with a header of another format are no frames.
+    codecs = [None if stage.native_header else stage.native_codec for stage in chain.stages]
     behind = 4 * (codecs[-1:] == ["crc32c"])
     codec = codecs[-2 if behind else -1] if len(codecs) > bool(behind) else None
     if codec not in ("zstd", "blosc"):

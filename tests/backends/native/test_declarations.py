@@ -110,6 +110,7 @@ def test_an_array():
         "divisor": [3, 5],
     }
     assert ctypes.string_at(found.pop("separator")) == b"."
+    assert ctypes.string_at(found.pop("header")) == b""
     assert ctypes.string_at(found.pop("fill"), 4) == (7).to_bytes(4, "little")
     columns = ("ratio", "shape", "chunk_shape", "stride")
     assert [words(found.pop(name), 2) for name in columns] == [
@@ -121,7 +122,7 @@ def test_an_array():
     assert found == {
         **{"rank": 2, "key_rank": 2, "itemsize": 4, "word": 4, "offset": 0, "nbytes": 96},
         **{"bound": array.chain.encoded_bound, "codec": CODECS.index("zstd"), "crc": 1},
-        **{"parts": 0, "levels": 1, "fill_missing": 1, "bools": 0},
+        **{"parts": 0, "levels": 1, "fill_missing": 1, "bools": 0, "header_nbytes": 0},
     }
 
 
