@@ -401,9 +401,7 @@ def virtual_driver(
         starts.append(low)
         edges.append(_edges(first, size, low, dim.exclusive_max))
     origin = tuple(starts)
-    shape = tuple(
-        [min(dim.exclusive_max, _FAR) - low for dim, low in zip(domain, origin, strict=True)]
-    )
+    shape = tuple([_last(dim.exclusive_max) - low for dim, low in zip(domain, origin, strict=True)])
     recheck = recheck_bound(options.get("recheck_cached_data", True), time.time())
     store = ChunkStore(
         functions,
@@ -483,11 +481,16 @@ def _first_chunk(origin: int, size: int, low: int) -> tuple[int, int]:
     return low, size - (low - origin) % size
 
 
+def _last(stop: int) -> int:
+    """Return the end of the elements of a dimension that ends before `stop`."""
+    return _FAR if stop == INF_STOP else stop
+
+
 def _edges(first: int, size: int, low: int, stop: int) -> ChunkEdges:
     """Return the edges of chunks of one size, of which the first one may be cut off."""
     if first == size:
         return ChunkEdges.regular(size)
-    more = max(0, min(stop, _FAR if stop == INF_STOP else stop) - low - first)
+    more = max(0, _last(stop) - low - first)
     runs = [(first, 1), (size, -(-more // size))]
     return ChunkEdges(tuple(run for run in runs if run[1]))
 

@@ -505,3 +505,18 @@ def test_views_of_functions():
     ):  # fmt: skip
         results = outcomes(lambda lib, what=what: what(lib, Chunks(lib).store))
         assert agree(*results), results
+
+
+def test_chunks_near_both_ends_of_the_largest_domain():
+    def read(domain, elements, _):
+        elements[...] = domain.origin[0] % 1000
+
+    for low, stop in [(0, 2**61), (-(2**61), 2**61)]:
+        store = gpustore.virtual_chunked(
+            read,
+            dtype="int64",
+            domain=gpustore.IndexDomain(inclusive_min=[low], exclusive_max=[stop]),
+            chunk_layout=gpustore.ChunkLayout(read_chunk_shape=[100], grid_origin=[low]),
+        )
+        for at in (low, 0, 2**60, 2**60 + 99, stop - 1):
+            assert store[at].read().result() == ((at - low) // 100 * 100 + low) % 1000

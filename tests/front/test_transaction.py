@@ -123,6 +123,14 @@ def test_arrays_are_made_and_resized_in_a_transaction(driver, tmp_path):
     assert store.attrs["stain"] == "DAPI"
 
 
+def test_array_of_another_rank_replaces_one_in_files(tmp_path):
+    url = f"file://{tmp_path}/"
+    make(url, shape=(4, 4), chunks=(2, 2)).write(1).result()
+    with gpustore.Transaction() as transaction:
+        make(url, delete_existing=True, transaction=transaction).write(2).result()
+    assert values(gpustore.open(url + "|zarr3:").result()) == [2] * 8
+
+
 def test_abort_drops_everything():
     store = make()
     for end in (lambda t: t.abort(), lambda t: t.__exit__(KeyError, KeyError(), None)):

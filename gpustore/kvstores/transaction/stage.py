@@ -7,6 +7,7 @@ one is stored on condition that this has not changed, otherwise it is made again
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import random
 import threading
@@ -16,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import ConflictError, GpustoreError
+from gpustore.kvstores.base import prefix_end
 from gpustore.kvstores.columns import ABSENT, AtomicRequest, ReadRequest, WriteRequest
 from gpustore.kvstores.transaction.staged_value import Entry, Made, Overlayer, is_in
 from gpustore.runtime.buffer import Buffer
@@ -316,7 +318,13 @@ class Stage:
         if not any(is_in(key, (low, high)) for key in self.entries):
             self.base.delete_range(low, high)
             return
-        keys = [key for key in self.base.list(low, high) if key not in self.entries]
+        keys = sorted(key for key in self.base.list(low, high) if key not in self.entries)
+        written = sorted(self.entries)
+        for key in written:  # A file cannot be written where an emptied directory is left.
+            below = key + "/"
+            if _has(keys, below) and not _has(written, below):
+                end = min(one for one in (prefix_end(below), high) if one is not None)
+                self.base.delete_range(max(below, low), end)
         self.base.write_many(WriteRequest(keys, [None] * len(keys))).raise_first()
 
     def _forget(self) -> None:
@@ -334,3 +342,9 @@ class Stage:
             f"Error writing {self.base.describe(key)}: another writer was faster {_ATTEMPTS} times",
             key=key,
         )
+
+
+def _has(keys: Sequence[str], prefix: str) -> bool:
+    """Whether one of sorted keys begins with `prefix`."""
+    at = bisect.bisect_left(keys, prefix)
+    return at < len(keys) and keys[at].startswith(prefix)

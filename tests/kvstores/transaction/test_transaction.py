@@ -127,6 +127,16 @@ def test_transaction_of_a_kvstore_may_be_set():
         store.transaction = 3
 
 
+def test_keys_outside_of_a_deleted_range_stay():
+    store = KvStore.open({"driver": "memory", "atomic": False}, context=Context()).result()
+    fill(store, **{"a/a": b"1", "a/b": b"2", "a/d": b"3"})
+    with Transaction() as transaction:
+        staged = store.with_transaction(transaction)
+        staged.delete_range(KvStore.KeyRange("a", "a/c"))
+        staged.write("a", b"4")
+    assert content(store) == {"a": b"4", "a/d": b"3"}
+
+
 def test_kvstores_in_a_transaction_have_the_spec_of_the_kvstore():
     store = KvStore.open("memory://s/").result()
     staged = store.with_transaction(Transaction())
