@@ -92,13 +92,6 @@ def pickled_memory(api: ModuleType, folder: Path) -> object:
     return pickle.loads(pickle.dumps(store)).read().result().tolist()
 
 
-def older_handle(api: ModuleType, folder: Path) -> object:
-    del folder
-    store = made(api)
-    store.resize(exclusive_max=[5]).result()
-    return store.read().result().shape
-
-
 def referenced_source(api: ModuleType, folder: Path) -> object:
     del folder
     source = np.full(64, 5, "uint32")
@@ -191,12 +184,6 @@ DIFFERENCES = (
     ),
     Difference(
         "pickle of an array in memory", pickled_memory, "the elements would be lost silently"
-    ),
-    Difference(
-        "read of an older handle after `resize`",
-        older_handle,
-        "stores are immutable: use the result of `resize`, `resolve()`, or "
-        "`recheck_cached_metadata=True`",
     ),
     Difference(
         "source changed after a write with `can_reference_source_data_indefinitely`",

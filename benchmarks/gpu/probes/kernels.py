@@ -18,6 +18,7 @@ from gpustore.device.kernels.block import (
     stream_launches,
     unshuffle_launches,
 )
+from gpustore.device.kernels.downsample import Blocks, downsample_launches
 from gpustore.device.kernels.launch import (
     Listed,
     cast_launches,
@@ -112,6 +113,17 @@ def _matched(commands):
     commands.match(b"\0\0")  # As all bytes are: whole pieces are read.
 
 
+def _reduced(chunks, method, across):
+    """Reduce all chunks, as one plane of rows of `across` elements, to half along both."""
+    rows = chunks.total // (2 * across)
+    dims = [
+        Blocks(rows // 2, 2, rows, 0, 2, 2 * across, across),
+        Blocks(across // 2, 2, across, 0, 2, 2, 2),
+    ]
+    src, dst = int(chunks.src[0]), int(chunks.dst[0])
+    return _launched(downsample_launches(src, dst, dims, (_U2, _U2), method))
+
+
 def kernels(chunks):
     """Name, what records the launches, and bytes read and written for each byte of a chunk."""
     nbytes = chunks.nbytes
@@ -171,6 +183,8 @@ def kernels(chunks):
             2,
         ),
         ("unpacked bits", _unpacked(chunks), 1.125),
+        ("means of 2 x 2", _reduced(chunks, "mean", across), 1.25),
+        ("gaussian halves", _reduced(chunks, "gaussian", across), 1.25),
     ]
     return found
 
