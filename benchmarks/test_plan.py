@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
+from gpustore.planning.chunk_plan import plan_chunks
 
 CHUNK = (32, 32, 32)
 SHAPE = (1600, 1280, 1600)

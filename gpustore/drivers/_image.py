@@ -28,14 +28,9 @@ from gpustore.drivers._steps import Steps
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
-from gpustore.drivers.format import (
-    NO_SELECTION,
-    ArrayDescription,
-    AttributesPlace,
-    SchemaWords,
-    Selection,
-)
+from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords
 from gpustore.drivers.options import take_options
+from gpustore.drivers.selection import NO_SELECTION, Selection
 from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import (
     MetadataError,

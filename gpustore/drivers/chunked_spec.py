@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from gpustore.drivers._remembered import merged
 from gpustore.drivers._steps import Steps
 from gpustore.drivers.base import DriverSpec, Opening, OpenRequest, schema_members
-from gpustore.drivers.format import Format, Selection
+from gpustore.drivers.format import Format
 from gpustore.drivers.options import DEFAULTS, take_options
+from gpustore.drivers.selection import Selection
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import logical_path

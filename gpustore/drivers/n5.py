@@ -20,11 +20,9 @@ from gpustore.data_types.unit import Unit
 from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
-    NO_SELECTION,
     ArrayDescription,
     AttributesPlace,
     SchemaWords,
-    Selection,
     check_codec_chunk,
     check_rank,
     constrain_rank,
@@ -34,6 +32,7 @@ from gpustore.drivers.format import (
     with_zarr_domain,
     zarr_domain,
 )
+from gpustore.drivers.selection import NO_SELECTION, Selection
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
 from gpustore.metadata.component import Component

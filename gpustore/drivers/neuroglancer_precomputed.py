@@ -26,14 +26,8 @@ from gpustore.codec_chain.image_chunk import ImageChunk
 from gpustore.drivers._precomputed_steps import PrecomputedSteps
 from gpustore.drivers.base import DriverSpec
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
-from gpustore.drivers.format import (
-    NO_SELECTION,
-    ArrayDescription,
-    AttributesPlace,
-    SchemaWords,
-    Selection,
-    merge_codec,
-)
+from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords, merge_codec
+from gpustore.drivers.selection import NO_SELECTION, Selection
 from gpustore.errors import (
     AlreadyExistsError,
     MetadataError,

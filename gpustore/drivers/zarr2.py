@@ -22,25 +22,27 @@ from gpustore.codec_chain.resolve import resolve_v2, v2_inner_order
 from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
-    NO_SELECTION,
     OPAQUE,
     ArrayDescription,
     AttributesPlace,
     SchemaWords,
-    Selection,
     check_codec_chunk,
     check_dtype,
     check_rank,
     constrain_rank,
     created_domain,
+    members_with_metadata,
+    merge_codec,
+    with_zarr_domain,
+    zarr_domain,
+)
+from gpustore.drivers.selection import (
+    NO_SELECTION,
+    Selection,
     fill_of_component,
     fill_to_element,
     is_shown,
-    members_with_metadata,
-    merge_codec,
     stored_element,
-    with_zarr_domain,
-    zarr_domain,
 )
 from gpustore.errors import MetadataError, MismatchError, prefixing
 from gpustore.metadata.component import Component

@@ -30,25 +30,27 @@ from gpustore.data_types.unit import Unit
 from gpustore.drivers import _remembered
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
-    NO_SELECTION,
     OPAQUE,
     ArrayDescription,
     AttributesPlace,
     SchemaWords,
-    Selection,
     check_codec_chunk,
     check_dtype,
     check_rank,
     constrain_rank,
     created_domain,
+    members_with_metadata,
+    merge_codec,
+    with_zarr_domain,
+    zarr_domain,
+)
+from gpustore.drivers.selection import (
+    NO_SELECTION,
+    Selection,
     fill_of_component,
     fill_to_element,
     is_shown,
-    members_with_metadata,
-    merge_codec,
     stored_element,
-    with_zarr_domain,
-    zarr_domain,
 )
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain

@@ -20,8 +20,9 @@ from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.cell_numbers import CellNumbers
+from gpustore.planning.chunk_format import ChunkFormat, KeyNames
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan, KeyNames, check_bounds, plan_chunks
+from gpustore.planning.chunk_plan import ChunkPlan, check_bounds, plan_chunks
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.resources.device_cache_pool import Residence
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule

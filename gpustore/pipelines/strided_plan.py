@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from gpustore.backends.native.request import MOST_ROWS, strided_maps, strided_table
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.planning.chunk_plan import ChunkFormat, ChunkPlan
+from gpustore.planning.chunk_format import ChunkFormat
+from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.connected_set import ConnectedSet
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow

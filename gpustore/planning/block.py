@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import Integers
-from gpustore.planning.chunk_plan import ChunkFormat
 from gpustore.planning.window import PlanWindow
 
 

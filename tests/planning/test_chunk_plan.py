@@ -13,8 +13,9 @@ from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.planning import connected_set
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
+from gpustore.planning.chunk_plan import plan_chunks
 from tests.matrix import share
 
 ITEMSIZE = 2

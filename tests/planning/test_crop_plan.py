@@ -10,8 +10,8 @@ from gpustore.errors import LimitError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.planning import copy_plan, crop_plan
 from gpustore.planning.block import Block
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat
 from gpustore.planning.crop_plan import plan_crops
 from tests.pipelines.test_rectilinear_grid import CODECS, spec
 

@@ -9,8 +9,9 @@ from gpustore.backends.host import BACKEND
 from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
+from gpustore.planning.chunk_plan import plan_chunks
 from gpustore.sharding.refiner import RawBytesRefiner
 from tests.backends.host.test_host import scatter
 from tests.matrix import share

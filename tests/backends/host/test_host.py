@@ -21,8 +21,9 @@ from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MismatchError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid
-from gpustore.planning.chunk_plan import ChunkFormat, plan_chunks
+from gpustore.planning.chunk_plan import plan_chunks
 from gpustore.runtime.limits import Limits
 from tests.matrix import each, share
 
