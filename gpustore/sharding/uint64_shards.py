@@ -53,7 +53,7 @@ def hash_of(number: int) -> int:
     """Return the lower 64 bits of MurmurHash3_x86_128 of a number, 8 bytes little endian, seed 0.
 
     >>> hex(hash_of(0))
-    '0xe028ae41e028ae41'
+    '0x4772b084e028ae41'
     """
 
     def rotated(x: int, n: int) -> int:

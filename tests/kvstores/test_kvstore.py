@@ -323,7 +323,7 @@ def test_unknown_scheme_is_an_error(url):
         ("flie://x", '"flie"; did you mean "file"?'),
         ("S3://x/y", '"S3"; did you mean "s3"?'),
         ("memory://a|zib:", '; did you mean "zip"?'),
-        ("memory://a|xyzzy:", "; known: auto, cast, file, gs, http, https, json, memory,"),
+        ("memory://a|xyzzy:", "; known: auto, avif, bmp, cast, file, gs, http, https, jpeg,"),
         ("flie:x", 'did you mean "file"?; a path that begins so is written "./flie:x"'),
     ],
 )
