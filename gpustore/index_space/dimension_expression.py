@@ -289,7 +289,7 @@ class _Indexing:
 
 
 class _Dimensions:
-    """Dimensions by index, label or slice: ``d[0, "x", 1:3]`` is a :class:`DimSelection`.
+    """Dimensions by index, label or slice, such as ``d[0, "x", 1:3]``, a :class:`DimSelection`.
 
     Negative indices count from the last dimension. Selections nest: ``d["x", d[0, 1]]``.
     """
