@@ -1,9 +1,9 @@
-"""Many cases in one test, and matrices of which a session goes through every sixth cell.
+"""Many cases in one test, and matrices of which a session goes through every tenth cell.
 
 ``@each`` stands where ``@pytest.mark.parametrize`` could: it makes one test of all cases, for which
 fixtures are made once and one result is reported. It is for cases that are cheaper than that.
 
-``@pytest.mark.matrix`` has a session go through a sixth of the cells of a test, those of ``@each``
+``@pytest.mark.matrix`` has a session go through a tenth of the cells of a test, those of ``@each``
 or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
 ``costly``, the tests that start processes or take about a second. One of which a test with the mark
 ``long`` does all and more is marked ``matrix(name, long=False)``: ``-m long`` leaves it out.
@@ -11,7 +11,7 @@ A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choic
 ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``; ``--matrix not-7``
 goes through those that ``--matrix 7`` leaves out, so that both sessions together try all.
 
-Properties, that is tests of hypothesis, have the mark by themselves: a session tries a sixth of
+Properties, that is tests of hypothesis, have the mark by themselves: a session tries a tenth of
 their 200 examples, or of the number for which ``max_examples=share(number)`` asks.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-SHARE = 6
+SHARE = 10
 """One cell of so many is chosen."""
 
 _SHOWN = 20
@@ -141,7 +141,7 @@ def _try_all(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = (
-        "seed that chooses every sixth cell of the matrices, 'not-' and a seed for the others, "
+        "seed that chooses every tenth cell of the matrices, 'not-' and a seed for the others, "
         "or 'whole' for all cells"
     )
     parser.addoption("--matrix", metavar="SEED|not-SEED|whole", default=None, help=words)
@@ -172,7 +172,7 @@ def pytest_report_header(config: pytest.Config) -> str:
         return "matrices: whole"
     if has_others:
         return f"matrices: cells that --matrix {seed} leaves out"
-    return f"matrices: every sixth cell, repeated by --matrix {seed}"
+    return f"matrices: every tenth cell, repeated by --matrix {seed}"
 
 
 def _choice(config: pytest.Config) -> tuple[str, bool, bool]:

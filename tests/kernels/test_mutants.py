@@ -2,7 +2,7 @@
 
 Each mutant replaces one text, which must stand in its file exactly once. All mutants of a family
 are compiled together, and a variable says which is in effect. Its family's tests are collected once
-and run for each in a process of their own, at first with a sixth of the cells of their matrices,
+and run for each in a process of their own, at first with a tenth of the cells of their matrices,
 which kills most; what survives them must not survive them under AddressSanitizer.
 """
 
