@@ -30,7 +30,7 @@ from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
 from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords
 from gpustore.drivers.options import take_options
-from gpustore.drivers.selection import NO_SELECTION, Selection
+from gpustore.drivers.selection import WholeElements
 from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import (
     MetadataError,
@@ -90,7 +90,7 @@ class _Meaning:
 
 
 @dataclass(frozen=True)
-class ImageFormat:
+class ImageFormat(WholeElements):
     """Files of images of one format.
 
     Attributes
@@ -118,18 +118,11 @@ class ImageFormat:
     metadata_key = ""
     attributes_place = AttributesPlace()
     no_constraints = _NoConstraints()
-    selection = NO_SELECTION
-    has_components = False
 
     @property
     def json_id(self) -> str:
         """Name in specs."""
         return self.id
-
-    def selecting(self, selection: Selection) -> ImageFormat:
-        """Return the format itself: elements have no parts."""
-        del selection
-        return self
 
     def members(self, constraints: Any) -> dict[str, JsonValue]:
         """Return ``page``, if there is one."""

@@ -32,10 +32,9 @@ from gpustore.drivers.format import (
     with_zarr_domain,
     zarr_domain,
 )
-from gpustore.drivers.selection import NO_SELECTION, Selection
+from gpustore.drivers.selection import WholeElements
 from gpustore.errors import MetadataError, prefixing
 from gpustore.index_space import IndexDomain
-from gpustore.metadata.component import Component
 from gpustore.metadata.n5 import (
     MEMBERS,
     N5Constraints,
@@ -60,7 +59,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, text
 
 
 @dataclass(frozen=True, slots=True)
-class N5Format:
+class N5Format(WholeElements):
     """Translates between ``attributes.json`` documents and array descriptions."""
 
     id = "n5"
@@ -82,17 +81,6 @@ class N5Format:
     metadata_key = "attributes.json"
     attributes_place = AttributesPlace(field="extra", reserved=MEMBERS)
     no_constraints = N5Constraints()
-    selection = NO_SELECTION
-    has_components = False
-
-    def selecting(self, selection: Selection) -> N5Format:
-        """Return the format itself: elements have no parts."""
-        del selection
-        return self
-
-    def component(self, metadata: N5Metadata) -> Component:
-        """Return the whole stored element."""
-        return Component.whole(metadata.dtype)
 
     def constraints(self, value: JsonValue) -> N5Constraints:
         """Parse the ``metadata`` member of a spec."""

@@ -27,7 +27,7 @@ from gpustore.drivers._precomputed_steps import PrecomputedSteps
 from gpustore.drivers.base import DriverSpec
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
 from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords, merge_codec
-from gpustore.drivers.selection import NO_SELECTION, Selection
+from gpustore.drivers.selection import WholeElements
 from gpustore.errors import (
     AlreadyExistsError,
     MetadataError,
@@ -38,7 +38,6 @@ from gpustore.errors import (
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.chunk_edges import ChunkEdges
-from gpustore.metadata.component import Component
 from gpustore.metadata.document import check_chunk_nbytes
 from gpustore.metadata.precomputed import (
     LABELS,
@@ -73,7 +72,7 @@ _INF = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class PrecomputedFormat:
+class PrecomputedFormat(WholeElements):
     """Translates between scales of ``info`` documents and array descriptions."""
 
     id = "neuroglancer-precomputed"
@@ -95,17 +94,6 @@ class PrecomputedFormat:
     metadata_key = "info"
     attributes_place = AttributesPlace(field="extra", reserved=MEMBERS)
     no_constraints = PrecomputedConstraints()
-    selection = NO_SELECTION
-    has_components = False
-
-    def selecting(self, selection: Selection) -> PrecomputedFormat:
-        """Return the format itself: elements have no parts."""
-        del selection
-        return self
-
-    def component(self, metadata: PrecomputedMetadata) -> Component:
-        """Return the whole stored element."""
-        return Component.whole(metadata.dtype)
 
     def constraints(self, value: JsonValue) -> PrecomputedConstraints:
         """Parse the members of a spec."""

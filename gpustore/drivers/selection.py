@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -62,6 +62,24 @@ class Selection:
 
 
 NO_SELECTION = Selection()
+
+
+class WholeElements:
+    """What formats without parts of elements share: records and their bytes are none of theirs."""
+
+    __slots__ = ()
+
+    selection = NO_SELECTION
+    has_components = False
+
+    def selecting(self, selection: Selection) -> Self:
+        """Return the format itself: elements have no parts."""
+        del selection
+        return self
+
+    def component(self, metadata: Any) -> Component:
+        """Return the whole stored element."""
+        return Component.whole(metadata.dtype)
 
 
 def is_shown(component: Component, stored: np.dtype[Any]) -> bool:
