@@ -26,7 +26,7 @@ HEAD = """\
 The tables show where each codec is decoded in reads into GPU memory, and encoded in writes of
 arrays that are there. The script `docs/gpu.py`, which writes this page, asks the codecs. The GPU
 path is tested on an emulated device and has [never run on a
-GPU](../README.md#never-run-never-measured).
+GPU](../README.md#untested-platforms-and-services).
 
 `device="cuda"` needs an NVIDIA driver and CuPy. nvcomp and kvikio are optional. Without nvcomp,
 gpustore's own kernels decode some codecs and the host the others; the host's results are copied to
