@@ -12,10 +12,15 @@ from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.kvstores.transaction import TransactedKvStore
+from gpustore.pipelines.staged_writes import LayerStage
 from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
+from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.future import Future
 from gpustore.runtime.write_futures import WriteFutures
+from gpustore.sharding.staged_shards import ShardStage
+from gpustore.sharding.uint64_shards import Uint64Shards
 
 if TYPE_CHECKING:
     from gpustore.explain.explanation import Explanation
@@ -77,3 +82,10 @@ class PrecomputedDriver(ChunkedDriver):
 
 class TransactedPrecomputedDriver(PrecomputedDriver, TransactedDriver):
     """A scale in a transaction."""
+
+    @cached_attribute
+    def stage(self) -> LayerStage:
+        """Place of staged chunks: their kvstore, or shards in it, which change as a whole."""
+        store, shards = super().stage, self.plain_array.store
+        assert isinstance(store, TransactedKvStore)
+        return ShardStage(store, shards) if isinstance(shards, Uint64Shards) else store

@@ -21,7 +21,6 @@ from gpustore.errors import (
     AlreadyExistsError,
     ConflictError,
     NotFoundError,
-    UnsupportedError,
     prefixing,
 )
 from gpustore.kvstores.columns import ABSENT
@@ -117,6 +116,4 @@ class PrecomputedSteps(Steps):
         prefix, sharding = "/".join(parts), metadata.scale.sharding
         if sharding is None:
             return replace(array, key_prefix=prefix)
-        if array.store.transaction is not None:
-            raise UnsupportedError("writes to shards of a scale cannot be in a transaction")
         return replace(array, key_prefix=prefix, store=Uint64Shards(array.store, prefix, sharding))

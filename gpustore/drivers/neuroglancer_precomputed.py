@@ -18,11 +18,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpustore import registry
-from gpustore.codec_chain.base import BytesCodec, ChunkBytes
-from gpustore.codec_chain.chain import CodecChain
-from gpustore.codec_chain.compressed_segmentation import CompressedSegmentation
-from gpustore.codec_chain.image_chunk import ImageChunk
+from gpustore.drivers._precomputed_codecs import (
+    ORDER,
+    codec_json,
+    codec_members,
+    codec_of,
+    codec_spec,
+    resolve_codecs,
+)
+from gpustore.drivers._precomputed_layout import (
+    INF,
+    choose_block_size,
+    choose_chunk_size,
+    choose_sharding,
+    constrain_layout,
+    edges_of,
+    layout_of,
+)
 from gpustore.drivers._precomputed_steps import PrecomputedSteps
 from gpustore.drivers.base import DriverSpec
 from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
@@ -32,7 +44,6 @@ from gpustore.errors import (
     AlreadyExistsError,
     MetadataError,
     MismatchError,
-    UnsupportedError,
     prefixing,
 )
 from gpustore.index_space import IndexDomain
@@ -54,21 +65,13 @@ from gpustore.metadata.precomputed_scale import (
     ScaleConstraints,
     Sharding,
     check_encoding,
-    encoding_members,
 )
 from gpustore.metadata.zarr2_member import Unset
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
-from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.chunk_shape import choose_chunk_shape
-from gpustore.schema.codec_spec import CodecSpec
 from gpustore.schema.domain_merge import units_text
-from gpustore.sharding.shard import ResolvedCodecs
 from gpustore.strict_json.parsing import JsonValue, Members, quote, text
-
-_ORDER = (3, 2, 1, 0)
-_INF = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,10 @@ class PrecomputedFormat(WholeElements):
         check_chunk_nbytes(
             (*cut, metadata.channels), metadata.dtype.itemsize, limits, is_sharded=False
         )
-        resolve = partial(_resolve, metadata, limits)
+        resolve = partial(resolve_codecs, metadata, limits)
         grid = None
         if any(size % n for n, size in zip(cut, scale.size)):
-            edges = [_edges(n, size) for n, size in zip(cut, scale.size)]
+            edges = [edges_of(n, size) for n, size in zip(cut, scale.size)]
             grid = RectilinearGrid((*edges, ChunkEdges.regular(metadata.channels)), resolve, 1)
         chain = resolve(tuple(cut)).chain
         names: Any = BoxNames(scale.voxel_offset, scale.size, chunk)
@@ -161,17 +164,17 @@ class PrecomputedFormat(WholeElements):
             read_shape=chunk_shape,
             levels=(),
             chain=chain,
-            inner_order=_ORDER,
+            inner_order=ORDER,
             key_prefix=f"{scale.key}/" if scale.key else "",
             key_separator="",
             labels=LABELS,
             units=metadata.dimension_units,
-            codec_json=_codec_of(scale),
+            codec_json=codec_of(scale),
             inner_rank=1,
             grid=grid,
             names=names,
             origin=(*scale.voxel_offset, 0),
-            layout=_layout_of(metadata),
+            layout=layout_of(metadata),
         )
 
     def redescribe(
@@ -206,7 +209,7 @@ class PrecomputedFormat(WholeElements):
             'Error applying domain constraints from "multiscale_metadata" and "scale_metadata"'
         ):
             merged.update(domain=_domain_of(constraints))
-        _constrain_layout(merged, scale)
+        constrain_layout(merged, scale)
         _check_units(merged, scale)
         if scale.resolution is not None:
             merged.update(dimension_units=[*((n, "nm") for n in scale.resolution), None])
@@ -219,7 +222,7 @@ class PrecomputedFormat(WholeElements):
                 sharding.data_encoding if isinstance(sharding, Sharding) else None
             ),
         }
-        merge_codec(merged, _codec_spec(codec))
+        merge_codec(merged, codec_spec(codec))
         return merged
 
     def create(
@@ -246,8 +249,8 @@ class PrecomputedFormat(WholeElements):
             validate_volume(constraints, existing)
             merged = merged.merged(dtype=existing.dtype)
             channels = IndexDomain(
-                inclusive_min=[-_INF] * 3 + [0],
-                exclusive_max=[_INF + 1] * 3 + [existing.channels],
+                inclusive_min=[-INF] * 3 + [0],
+                exclusive_max=[INF + 1] * 3 + [existing.channels],
                 implicit_lower_bounds=[True] * 3 + [False],
                 implicit_upper_bounds=[True] * 3 + [False],
             )
@@ -259,27 +262,30 @@ class PrecomputedFormat(WholeElements):
             raise MetadataError("dtype must be specified")
         if merged.fill_value is not None:
             raise MetadataError(self.words.fill_value_refused)
-        codec = merged.codec or _codec_spec({})
+        codec = merged.codec or codec_spec({})
         if codec.driver != self.json_id:
-            codec = codec.merged(_codec_spec({}))  # Raises MetadataError.
-        given = _codec_members(codec.to_json())
+            codec = codec.merged(codec_spec({}))  # Raises MetadataError.
+        given = codec_members(codec.to_json())
         encoding = given["encoding"] or "raw"
         channels_ = int(domain.shape[3])
         check_encoding(encoding, dtype, channels_)
         units = merged.dimension_units or (None,) * 4
         resolution = tuple(1.0 if unit is None else unit.multiplier for unit in units[:3])
         layout = merged.chunk_layout
-        chunk = _chunk_size(layout, domain)
+        chunk = choose_chunk_size(layout, domain)
         block = constraints.scale.block_size
         if encoding == "compressed_segmentation" and block is None:
-            block = _block_size(layout, chunk)
-        sharding = constraints.scale.sharding
+            block = choose_block_size(layout, chunk)
+        sharding, shard_data = constraints.scale.sharding, given["shard_data_encoding"]
         if isinstance(sharding, Unset):
-            if given["shard_data_encoding"] is not None:
-                raise UnsupportedError(
-                    "shards of a new scale are to be given by scale_metadata.sharding"
-                )
-            sharding = None
+            is_image = encoding in ("jpeg", "png")
+            data_encoding = shard_data or ("raw" if is_image else "gzip")
+            chosen = choose_sharding(layout, domain.shape[:3], chunk, data_encoding)
+            # Without constraints each shard would have one chunk.
+            has_shards = chosen.preshift_bits or shard_data is not None
+            sharding = chosen if has_shards else None
+        elif sharding is None and shard_data is not None:
+            raise MetadataError("shard_data_encoding requires sharded format")
         quality = given["jpeg_quality"]
         key = constraints.scale.key
         if key is None:
@@ -289,7 +295,7 @@ class PrecomputedFormat(WholeElements):
             resolution=resolution,  # type: ignore[arg-type]
             size=tuple(domain.shape[:3]),  # type: ignore[arg-type]
             voxel_offset=tuple(domain.origin[:3]),  # type: ignore[arg-type]
-            chunk_sizes=(chunk,),  # type: ignore[arg-type]
+            chunk_sizes=(chunk,),
             encoding=encoding,
             jpeg_quality=75 if encoding == "jpeg" and quality is None else quality,
             png_level=given["png_level"],
@@ -315,14 +321,14 @@ class PrecomputedFormat(WholeElements):
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Merge the JSON of two codec specs of this driver."""
-        first, second = _codec_members(a), _codec_members(b)
+        first, second = codec_members(a), codec_members(b)
         for name, value in second.items():
             if value is None:
                 continue
             if first[name] not in (None, value):
                 raise MetadataError(f'"{name}" mismatch')
             first[name] = value
-        return _codec_json(first)
+        return codec_json(first)
 
 
 def check_new(
@@ -351,113 +357,19 @@ def check_new(
         )
 
 
-def _resolve(
-    metadata: PrecomputedMetadata, limits: Limits, chunk: tuple[int, ...]
-) -> ResolvedCodecs:
-    """Return the codecs of chunks of these extents along x, y and z."""
-    scale, dtype, channels = metadata.scale, metadata.dtype, metadata.channels
-    layout = ChunkBytes.contiguous(
-        dtype.array_dtype.newbyteorder("<"), (*chunk, channels), order="F"
-    )
-    limits.check("chunk_nbytes", layout.nbytes, "Decoded chunk")
-    x, y, z = chunk
-    shape, stages = (channels, z, y, x), list[BytesCodec]()
-    if scale.encoding in ("jpeg", "png"):
-        level = scale.jpeg_quality if scale.encoding == "jpeg" else scale.png_level
-        stages.append(ImageChunk(scale.encoding, shape, dtype.itemsize, level))
-    elif scale.encoding == "compressed_segmentation":
-        bx, by, bz = scale.block_size or (8, 8, 8)
-        stages.append(CompressedSegmentation(shape, (bz, by, bx), dtype.itemsize))
-    if scale.sharding is not None and scale.sharding.data_encoding == "gzip":
-        gzip = registry.find("codecs", "gzip").v2
-        stages.append(gzip.prepare({"level": 6}, dtype.itemsize))
-    chain = CodecChain(layout, stages, _codec_of(scale), inner_order=_ORDER)
-    return ResolvedCodecs(chain, chunk, ())
-
-
-def _edges(chunk: int, size: int) -> ChunkEdges:
-    """Return the edges of chunks along a dimension, of which the last one may be cut off."""
-    whole, rest = divmod(size, chunk)
-    runs = [(chunk, whole)] * bool(whole) + [(rest, 1)] * bool(rest)
-    return ChunkEdges(tuple(runs)) if rest else ChunkEdges.regular(chunk)
-
-
-def _layout_of(metadata: PrecomputedMetadata) -> ChunkLayout:
-    """Return the chunk layout of the selected scale; that of shards is their whole region."""
-    scale, chunk = metadata.scale, metadata.chunk_size
-    write = chunk
-    if scale.sharding is not None:
-        shard = shard_shape(scale.sharding, scale.size, chunk)
-        write = tuple(  # type: ignore[assignment]
-            -(-(size if one is None else min(one * n, size)) // n) * n
-            for n, size, one in zip(chunk, scale.size, shard or (None,) * 3)
-        )
-    block = scale.block_size
-    return ChunkLayout(
-        rank=4,
-        grid_origin=(*scale.voxel_offset, 0),
-        inner_order=_ORDER,
-        read_chunk=ChunkLayout.Grid(shape=(*chunk, metadata.channels)),
-        write_chunk=ChunkLayout.Grid(shape=(*write, metadata.channels)),
-        codec_chunk=ChunkLayout.Grid(shape=None if block is None else (*block, 1)),
-    )
-
-
-def shard_shape(
-    sharding: Sharding, size: tuple[int, ...], chunk: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Return the extents of a shard in chunks; None if shards are no boxes."""
-    bits = ZIndexNames.of(size, chunk).bits  # type: ignore[arg-type]
-    within = sharding.preshift_bits + sharding.minishard_bits
-    if sharding.hash != "identity" or sum(bits) > within + sharding.shard_bits:
-        return None
-    counts = [-(-n // c) for n, c in zip(size, chunk)]
-    inside = [0, 0, 0]
-    for d, _ in ZIndexNames(bits)._places()[:within]:
-        inside[d] += 1
-    return tuple(min(count, 1 << n) for count, n in zip(counts, inside))
-
-
-# --------------------------------------------------------------------------- constraints
-
-
 def _domain_of(constraints: PrecomputedConstraints) -> IndexDomain:
     scale, channels = constraints.scale, constraints.channels
-    low, high, open_ = [-_INF] * 3, [_INF + 1] * 3, True
+    low, high, open_ = [-INF] * 3, [INF + 1] * 3, True
     if scale.size is not None:
         low, open_ = list(scale.voxel_offset), False
         high = [o + n for o, n in zip(scale.voxel_offset, scale.size)]
     return IndexDomain(
         inclusive_min=[*low, 0],
-        exclusive_max=[*high, _INF + 1 if channels is None else channels],
+        exclusive_max=[*high, INF + 1 if channels is None else channels],
         implicit_lower_bounds=[open_] * 3 + [False],
         implicit_upper_bounds=[open_] * 3 + [channels is None],
         labels=LABELS,
     )
-
-
-def _constrain_layout(merged: Schema, scale: ScaleConstraints) -> None:
-    domain = merged.domain
-    assert domain is not None
-    origin = [None if dim.inclusive_min == -_INF else dim.inclusive_min for dim in domain]
-    with prefixing("Chunk grid origin must match domain origin"):
-        merged.update(chunk_layout=ChunkLayout(grid_origin=origin))
-    with prefixing("Only lexicographic {channel, z, y, x} inner order is supported"):
-        merged.update(chunk_layout=ChunkLayout(inner_order=_ORDER))
-    if domain[3].finite:
-        with prefixing("Chunking of channel dimension is not supported"):
-            size = ChunkLayout(chunk_shape=[None, None, None, domain[3].size])
-            merged.update(chunk_layout=size)
-    if scale.chunk_size is not None:
-        size = ChunkLayout(read_chunk_shape=[*scale.chunk_size, None])
-        merged.update(chunk_layout=size)
-    if scale.sharding is None:
-        read = merged.chunk_layout.read_chunk.shape
-        if read is not None:
-            merged.update(chunk_layout=ChunkLayout(write_chunk_shape=read))
-    if scale.encoding == "compressed_segmentation":
-        block = ChunkLayout.Grid(shape=[*(scale.block_size or (None,) * 3), 1])
-        merged.update(chunk_layout=ChunkLayout(codec_chunk=block))
 
 
 def _check_units(merged: Schema, scale: ScaleConstraints) -> None:
@@ -482,62 +394,6 @@ def _check_units(merged: Schema, scale: ScaleConstraints) -> None:
             f'Dimension units {units_text(units)} do not match "resolution" in metadata: '
             f"{text(list(scale.resolution))}"
         )
-
-
-def _chunk_size(layout: ChunkLayout, domain: IndexDomain) -> tuple[int, ...]:
-    """Choose the extents of a chunk along x, y and z."""
-    grid = layout.read_chunk
-    return choose_chunk_shape(
-        grid.shape or grid.shape_soft_constraint,
-        grid.aspect_ratio or grid.aspect_ratio_soft_constraint,
-        grid.elements or grid.elements_soft_constraint,
-        domain.origin,
-        domain.shape,
-    )[:3]
-
-
-def _block_size(layout: ChunkLayout, chunk: tuple[int, ...]) -> Any:
-    """Choose the extents of a block of compressed segmentation."""
-    grid = layout.codec_chunk
-    shape = grid.shape or grid.shape_soft_constraint or (None,) * 4
-    return choose_chunk_shape(
-        (*shape[:3], 1), grid.aspect_ratio, grid.elements or 512, (0,) * 4, (*chunk, 1)
-    )[:3]
-
-
-# --------------------------------------------------------------------------- codec specs
-
-
-def _codec_members(value: JsonValue) -> dict[str, Any]:
-    members = Members(value, integral_floats=True)
-    members.take("driver")
-    found = encoding_members(members, None)
-    found["shard_data_encoding"] = members.take_str(
-        "shard_data_encoding", None, choices=("raw", "gzip")
-    )
-    members.finish()
-    return found
-
-
-def _codec_json(given: dict[str, Any]) -> dict[str, JsonValue]:
-    known = {name: value for name, value in given.items() if value is not None}
-    return {"driver": "neuroglancer_precomputed", **known}
-
-
-def _codec_spec(given: dict[str, Any]) -> CodecSpec:
-    return CodecSpec(_codec_json(given))
-
-
-def _codec_of(scale: Scale) -> dict[str, JsonValue]:
-    sharding = scale.sharding
-    return _codec_json(
-        {
-            "encoding": scale.encoding,
-            "jpeg_quality": scale.jpeg_quality,
-            "png_level": scale.png_level,
-            "shard_data_encoding": None if sharding is None else sharding.data_encoding,
-        }
-    )
 
 
 @dataclass(frozen=True)

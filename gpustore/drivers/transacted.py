@@ -10,7 +10,7 @@ from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.transaction import TransactedKvStore
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.staged_writes import staged_write
+from gpustore.pipelines.staged_writes import LayerStage, staged_write
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.future import Future
@@ -41,7 +41,12 @@ class TransactedDriver(ChunkedDriver):
         """Read what is stored under what is staged; the commit waits for it."""
         return self.transaction._during(lambda: ChunkedDriver.read(self, transform, output, batch))
 
-    def _write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+    @property
+    def stage(self) -> LayerStage:
+        """Place of staged chunks: their kvstore."""
         store = self.kvstore.driver
         assert isinstance(store, TransactedKvStore)
-        return staged_write(self.plain_array, store, transform, source)
+        return store
+
+    def _write(self, transform: IndexTransform, source: Any) -> WriteFutures:
+        return staged_write(self.plain_array, self.stage, transform, source)

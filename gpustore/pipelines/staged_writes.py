@@ -9,23 +9,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from gpustore.backends.base import Layer, Memory
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.transaction import TransactedKvStore
+from gpustore.kvstores.transaction.staged_value import Overlayer
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.value_change import encoded, is_whole
 from gpustore.pipelines.writes_under_way import layers_of
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.statistics import STATISTICS
-from gpustore.runtime.transaction import at_once
+from gpustore.runtime.transaction import Transaction, at_once
 from gpustore.runtime.write_futures import WriteFutures
 
 
+class LayerStage(Protocol):
+    """Takes what writes lay over keys, until the commit of a transaction."""
+
+    transaction: Transaction
+
+    def lay(self, overlayer: Overlayer, layers: Iterable[tuple[str, Any]]) -> None:
+        """Stage layers over the values of keys."""
+
+
 def staged_write(
-    array: ChunkedArray, store: TransactedKvStore, transform: IndexTransform, source: Any
+    array: ChunkedArray, store: LayerStage, transform: IndexTransform, source: Any
 ) -> WriteFutures:
     """Stage a write of `source` to the domain of `transform`; both Futures are done.
 

@@ -75,7 +75,7 @@ def hash_of(number: int) -> int:
     return (h[1] + h[0] & _U32) << 32 | h[0]
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a chunk is: its shard, the minishard in it, and its number."""
 
     shard: str
@@ -129,17 +129,22 @@ class Uint64Shards(KvStoreDriver):
         """Spec of the kvstore of the shards: an array is opened with that."""
         return self._base.spec
 
+    @property
+    def plain(self) -> Uint64Shards:
+        return Uint64Shards(self._base.plain, self._prefix, self._sharding)
+
     def check_key(self, key: str) -> None:
         """Accept any key: arrays make them."""
 
     def describe(self, key: str) -> str:
-        place = self._place(key)
+        place = self.place(key)
         return (
             f"chunk {place.number} in minishard {place.minishard} of "
             f"{self._base.describe(place.shard)}"
         )
 
-    def _place(self, key: str) -> _Place:
+    def place(self, key: str) -> Place:
+        """Return where the chunk of a key is."""
         one = self._sharding
         number = int(key[len(self._prefix) :])
         hashed = number >> one.preshift_bits
@@ -148,17 +153,18 @@ class Uint64Shards(KvStoreDriver):
         minishard = hashed & (1 << one.minishard_bits) - 1
         shard = hashed >> one.minishard_bits & (1 << one.shard_bits) - 1
         digits = -(-one.shard_bits // 4)
-        return _Place(f"{self._prefix}{shard:0{digits}x}.shard", minishard, number)
+        return Place(f"{self._prefix}{shard:0{digits}x}.shard", minishard, number)
 
     # ----------------------------------------------------------------- reading
 
     def read_many(self, request: ReadRequest) -> ReadColumns:
         """Read a batch of chunks; generations are those of their shards."""
         result = ReadColumns.blank(len(request.keys))
-        places = [self._place(key) for key in request.keys]
+        places = [self.place(key) for key in request.keys]
         rows = list(range(len(places)))
+        fresh: set[tuple[str, int]] = set()
         for _ in range(_ATTEMPTS):
-            rows = self._read(request, places, rows, result)
+            rows = self._read(request, places, rows, result, fresh)
             if not rows:
                 return result
         for row in rows:
@@ -172,13 +178,19 @@ class Uint64Shards(KvStoreDriver):
     def _read(
         self,
         request: ReadRequest,
-        places: Sequence[_Place],
+        places: Sequence[Place],
         rows: Sequence[int],
         result: ReadColumns,
+        fresh: set[tuple[str, int]],
     ) -> list[int]:
-        """Read some rows; return those whose shard has changed meanwhile."""
+        """Read some rows; return those whose shard has or may have changed meanwhile.
+
+        An index is read again if a chunk is missing in it or its generation does not fulfil a
+        condition, unless that was done for this request: it is in `fresh`.
+        """
         wanted = dict.fromkeys((places[row].shard, places[row].minishard) for row in rows)
-        indices, errors = self._indices(list(wanted))
+        indices, errors = self._indices(list(wanted), fresh)
+        changed = []
         keys, starts, stops, generations, read = [], [], [], [], []
         for row in rows:
             place, key = places[row], request.keys[row]
@@ -188,10 +200,14 @@ class Uint64Shards(KvStoreDriver):
                 continue
             index = indices.get(found)
             generation = ABSENT if index is None else index.generation
-            result.generation[row] = generation
-            if not _wanted(request, row, generation):
-                continue
             span = None if index is None else index.ranges.get(place.number)
+            is_wanted = _wanted(request, row, generation)
+            if index is not None and found not in fresh and (span is None or not is_wanted):
+                changed.append(row)
+                continue
+            result.generation[row] = generation
+            if not is_wanted:
+                continue
             if span is None:
                 result.state[row] = ReadState.MISSING
                 continue
@@ -209,8 +225,10 @@ class Uint64Shards(KvStoreDriver):
             stops.append(begin + high)
             generations.append(generation)
             read.append(row)
+        for row in changed:
+            self._known.pop((places[row].shard, places[row].minishard), None)
         if not read:
-            return []
+            return changed
         columns = self._base.read_many(
             ReadRequest(
                 keys,
@@ -221,7 +239,6 @@ class Uint64Shards(KvStoreDriver):
                 into=request.into,
             )
         )
-        changed = []
         for i, row in enumerate(read):
             if i in columns.error:
                 where = self.describe(request.keys[row])
@@ -234,11 +251,12 @@ class Uint64Shards(KvStoreDriver):
         return changed
 
     def _indices(
-        self, wanted: Sequence[tuple[str, int]]
+        self, wanted: Sequence[tuple[str, int]], fresh: set[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], _Index], dict[tuple[str, int], GpustoreError]]:
-        """Return the indices of minishards, without those that are empty or in no shard."""
+        """Return the indices of minishards, without those in no shard; add the read to `fresh`."""
         found = {one: self._known[one] for one in wanted if one in self._known}
         left = [one for one in wanted if one not in found]
+        fresh.update(left)
         errors: dict[tuple[str, int], GpustoreError] = {}
         for _ in range(_ATTEMPTS):
             if not left:
@@ -347,7 +365,7 @@ class Uint64Shards(KvStoreDriver):
         """Write or delete a batch of chunks; each shard is made anew once."""
         result = WriteColumns.blank(len(request.keys))
         rows_of: dict[str, list[int]] = defaultdict(list)
-        places = [self._place(key) for key in request.keys]
+        places = [self.place(key) for key in request.keys]
         for row, place in enumerate(places):
             rows_of[place.shard].append(row)
         for shard, rows in rows_of.items():
@@ -363,7 +381,7 @@ class Uint64Shards(KvStoreDriver):
         self,
         shard: str,
         rows: Sequence[int],
-        places: Sequence[_Place],
+        places: Sequence[Place],
         request: WriteRequest,
         result: WriteColumns,
     ) -> None:
@@ -376,7 +394,7 @@ class Uint64Shards(KvStoreDriver):
             columns = self._base.read_many(ReadRequest([shard]))
             columns.raise_first()
             value, generation = columns.value[0], columns.generation[0]
-            chunks = {} if value is None else self._chunks(bytes(value), shard)
+            chunks = {} if value is None else self.chunks(bytes(value), shard)
             generation = ABSENT if value is None else generation
             for row in rows:
                 place, new = places[row], request.values[row]
@@ -394,7 +412,7 @@ class Uint64Shards(KvStoreDriver):
             is_empty = not any(chunks.values())
             if not written or (is_empty and value is None):
                 return None
-            pieces = [] if is_empty else self._pieces(chunks)
+            pieces = [] if is_empty else self.pieces(chunks)
             return Replacement(generation, sum(map(len, pieces)), pieces)
 
         new = self._replaced(shard, make, lambda: is_empty)
@@ -420,7 +438,7 @@ class Uint64Shards(KvStoreDriver):
             key=shard,
         )
 
-    def _chunks(self, shard: bytes, key: str) -> dict[int, dict[int, Buffer]]:
+    def chunks(self, shard: bytes, key: str) -> dict[int, dict[int, Buffer]]:
         """Return the encoded chunks of a whole shard by minishard and number."""
         if len(shard) < self._index_end:
             raise self._damaged((key, 0), f"a shard of {len(shard)} bytes")
@@ -440,7 +458,7 @@ class Uint64Shards(KvStoreDriver):
             found[minishard] = {number: view[low:high] for number, (low, high) in ranges.items()}
         return found
 
-    def _pieces(self, chunks: dict[int, dict[int, Buffer]]) -> list[Buffer]:
+    def pieces(self, chunks: dict[int, dict[int, Buffer]]) -> list[Buffer]:
         """Return the parts of a shard: of each minishard its chunks by number, then its index."""
         places = bytearray(self._index_end)
         pieces: list[Buffer] = [places]

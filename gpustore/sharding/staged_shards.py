@@ -1,0 +1,105 @@
+"""Writes of a transaction to chunks in shards: layers over whole shards, each made anew once."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from gpustore.kvstores.transaction import TransactedKvStore
+from gpustore.kvstores.transaction.staged_value import Overlayer
+from gpustore.runtime.buffer import Buffer
+from gpustore.sharding.uint64_shards import Place, Uint64Shards
+
+
+class ShardLayer(NamedTuple):
+    """Layer over one chunk of a shard.
+
+    Attributes
+    ----------
+    place : Place
+        Place of the chunk.
+    overlayer : Overlayer
+        Lays it over the stored chunk.
+    layer : object
+    """
+
+    place: Place
+    overlayer: Overlayer
+    layer: Any
+
+
+class StagedShards:
+    """Lays writes over shards, as an ``Overlayer`` of the kvstore in which they lie.
+
+    Parameters
+    ----------
+    shards : Uint64Shards
+        The shards outside of the transaction.
+    """
+
+    max_nbytes = sys.maxsize
+
+    def __init__(self, shards: Uint64Shards) -> None:
+        self._shards = shards
+
+    def layer(self, key: str, overlayer: Overlayer, layer: Any) -> tuple[str, ShardLayer]:
+        """Return the key of a shard, and the layer over it that is `layer` over a chunk."""
+        place = self._shards.place(key)
+        return place.shard, ShardLayer(place, overlayer, layer)
+
+    def is_whole(self, layer: ShardLayer) -> bool:
+        """Return False: other chunks of the shard stay."""
+        del layer
+        return False
+
+    def encode(
+        self, values: Sequence[tuple[Sequence[ShardLayer], Buffer | None]]
+    ) -> Sequence[Buffer | None]:
+        """Return shards with their layers, each given with the shard under them."""
+        return [self._encoded(layers, shard) for layers, shard in values]
+
+    def _encoded(self, layers: Sequence[ShardLayer], shard: Buffer | None) -> Buffer | None:
+        key = layers[0].place.shard
+        chunks = {} if shard is None else self._shards.chunks(bytes(shard), key)
+        stays: dict[Place, list[Any]] = defaultdict(list)
+        places: dict[Overlayer, dict[Place, None]] = defaultdict(dict)
+        for place, overlayer, layer in layers:
+            if overlayer.is_whole(layer):
+                stays[place].clear()
+                chunks.get(place.minishard, {}).pop(place.number, None)
+            stays[place].append(layer)
+            places[overlayer][place] = None
+        for overlayer, some in places.items():
+            below = [chunks.get(one.minishard, {}).get(one.number) for one in some]
+            made = overlayer.encode([(stays[one], old) for one, old in zip(some, below)])
+            for place, chunk in zip(some, made, strict=True):
+                minishard = chunks.setdefault(place.minishard, {})
+                if chunk is None:
+                    minishard.pop(place.number, None)
+                else:
+                    minishard[place.number] = chunk
+        return b"".join(self._shards.pieces(chunks)) if any(chunks.values()) else None
+
+
+class ShardStage:
+    """Takes layers over chunks in a transaction, in place of the kvstore in which shards lie.
+
+    Parameters
+    ----------
+    store : TransactedKvStore
+        That kvstore.
+    shards : Uint64Shards
+        The shards outside of the transaction.
+    """
+
+    def __init__(self, store: TransactedKvStore, shards: Uint64Shards) -> None:
+        self.transaction = store.transaction
+        self._store = store
+        self._staged = self.transaction._shared(shards, lambda: StagedShards(shards))
+
+    def lay(self, overlayer: Overlayer, layers: Iterable[tuple[str, Any]]) -> None:
+        """Stage layers of an array over chunks by their keys."""
+        staged = self._staged
+        self._store.lay(staged, (staged.layer(key, overlayer, one) for key, one in layers))
