@@ -12,6 +12,7 @@ from tests import gpu
 from tests.emulator import host_build
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
+from tests.waiting import is_at_rest, wait_until
 
 pytest_plugins = ["tests.matrix"]
 
@@ -114,6 +115,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not gpu.answers():
         pytest.skip("no CUDA device answers")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """A test ends when its work has: what it has cancelled counts, and holds files, till then."""
+    try:
+        return (yield)
+    finally:
+        wait_until(is_at_rest)
 
 
 _passed_on_gpu = []

@@ -2,6 +2,8 @@
 
 import time
 
+from gpustore.runtime import executor
+
 
 def wait_until(condition):
     """Return once the condition holds; an error if it does not within 200 s."""
@@ -9,3 +11,14 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def is_at_rest():
+    """Return whether no pool of this process has work left, not even for cancelled reads."""
+    pools = [reference() for reference in list(executor._resettables.data)]
+    return all(_is_asleep(pool) for pool in pools if isinstance(pool, executor._Crew))
+
+
+def _is_asleep(pool):
+    with pool._lock:
+        return not pool._queue and len(pool._sleepers) == pool._threads

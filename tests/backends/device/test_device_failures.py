@@ -1,7 +1,6 @@
 """Operations of a device that fail, once or for ever, in every place of a read."""
 
 import gc
-import os
 import threading
 from contextlib import suppress
 
@@ -16,6 +15,7 @@ from gpustore.resources.device import parse_device
 from tests.emulator.device import EmulatedDevice
 from tests.kernels.execution import needs_compiler
 from tests.on_device import emulated, on_host
+from tests.open_files import open_files
 
 pytestmark = needs_compiler
 
@@ -138,15 +138,19 @@ ENDS = ("free", "free_pinned", "close_file")
 """Where these fail something is lost, whoever asks."""
 
 
-def held(device):
-    """Slots that nobody gives back, threads, open files and pinned pieces of memory."""
-    backend = select_backend(parse_device(device.name))
-    return {
-        "buffers": backend.buffers.taken,
-        "threads": threading.active_count(),
-        "files": len(os.listdir("/proc/self/fd")),
-        "pinned": len(device._pinned),
-    }
+def taken(device):
+    """Slots that nobody gives back."""
+    return select_backend(parse_device(device.name)).buffers.taken
+
+
+def held(device, path):
+    """Slots that nobody gives back, open files and pinned pieces of memory."""
+    return taken(device), open_files(path), len(device._pinned)
+
+
+def threads():
+    """All but those of pools, of which there are no more than a pool may have."""
+    return {thread for thread in threading.enumerate() if thread.name != "gpustore"}
 
 
 def assert_same(device, found, expected):
@@ -169,7 +173,7 @@ def check_lost(path, case, **faults):
         del first
         store = case.open(path, device)
         gc.collect()
-        before = held(device)
+        before, threads_before = held(device, path), threads()
         for number in range(max(LARGE, SMALL) + 1):
             launches = device.counts["launch"] + device.counts["decompress"]
             with pytest.raises(gpustore.DeviceError) as again:
@@ -178,8 +182,9 @@ def check_lost(path, case, **faults):
             assert device.counts["launch"] + device.counts["decompress"] == launches
             del again
         gc.collect()
-        assert before["buffers"] == 0
-        assert held(device) == before
+        assert before[0] == 0
+        assert held(device, path) == before
+        assert threads() <= threads_before  # Those of other tests may end.
 
 
 def check_passing(path, case, call, expected, *, repeats):
@@ -193,7 +198,7 @@ def check_passing(path, case, call, expected, *, repeats):
         assert found is None or case.use is batch
         if found is not None:
             assert_same(device, found, expected)
-        assert held(device)["buffers"] == 0
+        assert taken(device) == 0
         for _ in range(repeats):
             found = case.run(path, device)
             assert_same(device, found, expected)
@@ -255,7 +260,7 @@ def check_memory(path, name, every):
                     except gpustore.LimitError:
                         outcomes["error"] += 1
                     setattr(device.faults, kind, ())
-                    assert held(device)["buffers"] == 0
+                    assert taken(device) == 0
                     if found is not None:
                         outcomes["right"] += 1
                         assert_same(device, found, expected)

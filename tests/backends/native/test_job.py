@@ -27,6 +27,7 @@ from gpustore.metadata.named_configuration import NamedConfiguration
 from gpustore.planning.row_table import RowTable, TablePoints
 from gpustore.runtime.cancel_token import CancelToken
 from tests.matrix import each
+from tests.open_files import open_files
 from tests.pipelines.arrays import BYTES, GZIP, make_array
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
@@ -296,11 +297,11 @@ def test_files_that_are_no_plain_files_are_left_alone(name, opening, tmp_path):
     path = tmp_path / "c" / "0" / "0"
     path.unlink()
     FILES[name](path)
-    before = os.listdir("/proc/self/fd")
+    before = open_files(tmp_path)
     found, left = read((tmp_path, array), [ROW], resolve=OPENINGS[opening])
     assert left == [0]
     assert (found == 0xA5).all()
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files(tmp_path) == before
 
 
 @each("opening", OPENINGS)
@@ -314,11 +315,11 @@ def test_a_file_where_a_directory_should_be_is_a_missing_chunk(tmp_path, opening
 
 
 def test_a_walk_reads_the_same_and_leaves_no_descriptor(stored):
-    before = os.listdir("/proc/self/fd")
+    before = open_files(stored[0])
     found, left = read(stored, [ROW], resolve=WALK)
     assert left == []
     assert found.tobytes() == VALUES.tobytes()
-    assert os.listdir("/proc/self/fd") == before
+    assert open_files(stored[0]) == before
 
 
 @each("prefix", [b"../", b"c/../c/", b"./c/", b"/c/", b"c//", b"/"])

@@ -1,7 +1,6 @@
 """Where the native core finds the files of an array, and the descriptors it takes for that."""
 
 import gc
-import os
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from tests.backends.native.stored_arrays import (
     windows_of,
 )
 from tests.matrix import each
+from tests.open_files import open_files
 from tests.reliability.worker import meet
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
@@ -78,9 +78,9 @@ def test_a_folder_that_goes_away(name, places):
     assert not is_error(compare(store))
 
 
-def descriptors():
+def descriptors(folder):
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    return len(open_files(folder))
 
 
 def test_descriptors_are_closed(places):
@@ -89,7 +89,7 @@ def test_descriptors_are_closed(places):
     (places / "a" / "x" / "c" / "1" / "1").unlink()
     found = store[0, 0].read().result()
     assert found == 0
-    before = descriptors()
+    before = descriptors(places)
     for pooled in (False, True):
         for planned in (False, True):
             with windows_of(65_536, 64, pooled=pooled, planned=planned):
@@ -102,4 +102,4 @@ def test_descriptors_are_closed(places):
                 assert [one.result()[3] for one in kept[::2]]
                 del kept, reads, errors, one
     meet(store)  # What was cancelled has ended.
-    assert descriptors() == before
+    assert descriptors(places) == before

@@ -15,6 +15,7 @@ from gpustore.backends.native.short_files import (
 )
 from gpustore.kvstores.columns import ABSENT, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
+from tests.open_files import open_files
 
 pytestmark = pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
 VALUES = (b"", b"a", bytes(range(256)), b"x" * NBYTES)
@@ -91,11 +92,11 @@ def test_threads_do_not_share_memory(files):
     assert found == {name: {files[name]}, other: {files[other]}}
 
 
-def test_no_descriptor_stays_open(files):
-    before = len(os.listdir("/proc/self/fd"))
+def test_no_descriptor_stays_open(files, tmp_path):
+    before = open_files(tmp_path)
     for _ in range(3):
         read_short_files([*files], NBYTES, 2)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == before
 
 
 # --------------------------------------------------------------------------- storing
@@ -154,12 +155,12 @@ def test_what_is_not_plain_is_left_as_it_was(name, directory, tmp_path):
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "d")
     before = sorted(path.name for path in tmp_path.iterdir())
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = open_files(tmp_path)
     for replaced in (None, bytes(32)):
         assert not store_short_file(directory, name, b"x", replaced, syncs=False)
         assert not store_short_file(-1, name, b"x", replaced, syncs=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert open_files(tmp_path) == open_before
 
 
 def test_one_of_many_writers_stores_a_new_file(directory, tmp_path):
