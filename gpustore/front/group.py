@@ -6,12 +6,11 @@ Methods with I/O return Futures; operators (``group["a/b"]``, ``in``, ``len``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gpustore.drivers.base import OpenMode
 from gpustore.errors import (
-    GpustoreError,
     MetadataError,
     MismatchError,
     NotFoundError,
@@ -20,24 +19,22 @@ from gpustore.errors import (
 )
 from gpustore.front.group_access import GroupAccess, hierarchy_at
 from gpustore.front.group_array import MemberArray
-from gpustore.front.shown_group import ShownGroup
+from gpustore.front.group_members import GroupMembers
 from gpustore.front.store import TensorStore
-from gpustore.hierarchy.attributes import Attributes, json_attributes
+from gpustore.hierarchy.attributes import json_attributes
 from gpustore.hierarchy.nodes import Hierarchy, exists_error
-from gpustore.hierarchy.tree import Tree, tree_text
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.metadata.logical_path import ancestors, check_node_names, join, logical_path
+from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
-from gpustore.strict_json.near_names import near_names
 from gpustore.strict_json.parsing import JsonValue
 
 T = TypeVar("T")
 
 
-class Group(ShownGroup):
-    r"""A group of arrays and groups. :func:`gpustore.open_group` makes it.
+class Group(GroupMembers):
+    r"""Group of arrays and groups, made by :func:`gpustore.open_group`.
 
     Paths are relative to the group and normalised as the Zarr v2 specification demands: ``"a/b"``,
     ``"/a//b/"`` and ``"a\b"`` are the same, ``.`` and ``..`` are errors.
@@ -56,221 +53,17 @@ class Group(ShownGroup):
         └── raw (4, 6) uint16
     """
 
-    __slots__ = ("__weakref__", "_access", "_attrs", "_base", "_hierarchy", "_path")
-
-    _hierarchy: Hierarchy
-    _access: GroupAccess
-    _path: str
-    _attrs: Attributes
-    _base: KvStore.Spec
+    __slots__ = ()
 
     def __init__(self) -> None:
         raise TypeError("use gpustore.open_group(...).result() to get a Group")
 
-    @classmethod
-    def _of(
-        cls, hierarchy: Hierarchy, access: GroupAccess, node: Node, base: KvStore.Spec | None = None
-    ) -> Group:
-        group = cls.__new__(cls)
-        group._hierarchy = hierarchy
-        group._access = access
-        group._path = node.path
-        group._attrs = hierarchy.attributes(node, access.executor, writable=access.writable)
-        group._base = base or KvStore(hierarchy.store, hierarchy.root).spec(retain_context=True)
-        return group
-
-    # ---- what it is
-
-    @property
-    def zarr_format(self) -> int:
-        """Version of the Zarr format, 2 or 3."""
-        return self._hierarchy.zarr_format
-
-    @property
-    def path(self) -> str:
-        """Normalised path from the root of the hierarchy; empty for the root."""
-        return self._path
-
-    @property
-    def name(self) -> str:
-        """Path from the root of the hierarchy, with a leading slash."""
-        return f"/{self._path}"
-
-    @property
-    def basename(self) -> str:
-        """Last segment of the path."""
-        return self._path.rpartition("/")[2]
-
-    @property
-    def attrs(self) -> Attributes:
-        """User attributes, a mutable mapping; see :class:`Attributes`."""
-        return self._attrs
-
-    @property
-    def kvstore(self) -> KvStore:
-        """Kvstore with the path of the group."""
-        return KvStore(self._hierarchy.store, self._hierarchy.prefix(self._path))
-
-    @property
-    def url(self) -> str:
-        """URL that opens the group again, with the root of the hierarchy."""
-        url = self._base.without_context().url
-        return f"{url}|{self._driver_id}:{self._path}"
-
-    @property
-    def readable(self) -> bool:
-        """Whether the arrays of the group can be read."""
-        return self._access.readable
-
-    @property
-    def writable(self) -> bool:
-        """Whether the group and its arrays can be changed."""
-        return self._access.writable
-
-    @property
-    def is_consolidated(self) -> bool:
-        """Whether the group knows its members from consolidated metadata."""
-        return self._hierarchy.consolidated is not None
-
-    @property
-    def _driver_id(self) -> str:
-        return f"zarr{self.zarr_format}"
-
-    # ---- looking
-
-    def open(self, path: str | Node) -> Future[TensorStore | Group]:
-        """Open a member at any depth.
-
-        Parameters
-        ----------
-        path : str or Node
-            A node that the group has described is opened without reading its metadata again.
-
-        Raises
-        ------
-        InvalidKeyError
-            At once, if the path contains ``.`` or ``..``.
-        NotFoundError
-            Through the Future, if there is no member; it is also a KeyError.
-        MetadataError, UnsupportedError, StoreIOError
-            Through the Future.
-        """
-        if isinstance(path, Node):
-            described = path
-            return self._reading(lambda: self._opened(described))
-        whole = self._whole(path)
-
-        def run() -> TensorStore | Group:
-            node = self._hierarchy.read(whole)
-            if node is None:
-                raise self._not_found(whole)
-            return self._opened(node)
-
-        return self._reading(run)
-
-    def _opened(self, node: Node) -> TensorStore | Group:
-        """Open a member that has been read."""
-        if node.error is not None:
-            raise node.error
-        if node.is_group:
-            return Group._of(self._hierarchy, self._access, node, self._base)
-        array = MemberArray(self._hierarchy, self._access, self._base, node.path)
-        return array.opened(array.spec(OpenMode(), {}), node)
-
-    def nodes(self, paths: Iterable[str]) -> Future[list[Node | None]]:
-        """Describe members by path, at any depth, read together; nothing is listed or opened.
-
-        Returns
-        -------
-        Future of list
-            :class:`Node` of each path, None where there is none. A member that cannot be read is a
-            node with an ``error``.
-
-        Raises
-        ------
-        InvalidKeyError
-            At once, if a path contains ``.`` or ``..``.
-        """
-        wholes = [self._whole(path) for path in paths]
-        return self._reading(lambda: self._hierarchy.read_many(wholes))
-
-    def members(self, max_depth: int | None = 0) -> Future[dict[str, Node]]:
-        """Describe the members of the group without opening them.
-
-        Parameters
-        ----------
-        max_depth : int or None
-            Number of levels of groups below the group to include; None for all.
-
-        Returns
-        -------
-        Future of dict
-            :class:`Node` by path relative to the group, level by level, sorted by name. A member
-            that cannot be read is a node with an ``error``.
-        """
-        return self._reading(lambda: dict(self._walk(max_depth)))
-
-    def arrays(self) -> Future[dict[str, Node]]:
-        """Describe the arrays directly in the group, by name, without opening them."""
-        return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_array})
-
-    def groups(self) -> Future[dict[str, Node]]:
-        """Describe the groups directly in the group, by name, without opening them."""
-        return self._reading(lambda: {n: node for n, node in self._walk(0) if node.is_group})
-
-    def walk(self, max_depth: int | None = None) -> Iterator[tuple[str, Node]]:
-        """Yield the members at any depth, level by level, with the arguments of :meth:`members`."""
-        return self._walk(max_depth)
-
-    def _walk(self, max_depth: int | None) -> Iterator[tuple[str, Node]]:
-        skip = len(self._path) + 1 if self._path else 0
-        for node in self._hierarchy.walk(self._path, max_depth):
-            yield node.path[skip:], node
-
-    def keys(self) -> list[str]:
-        """Return the names of the members, sorted, unreadable ones included."""
-        return list(self.members().result())
-
-    def values(self) -> Iterator[TensorStore | Group]:
-        """Open the members one after the other, sorted by name; raises the errors of :meth:`open`.
-
-        Listing them has read their metadata, so that opening them reads nothing more.
-        """
-        return (member for _, member in self.items())
-
-    def items(self) -> Iterator[tuple[str, TensorStore | Group]]:
-        """Yield names and opened members; see :meth:`values`."""
-        for name, node in self.members().result().items():
-            yield name, self._opened(node)
-
-    def tree(self, max_depth: int | None = None) -> Tree:
-        """Draw the hierarchy below the group as text, with shapes and data types of arrays.
-
-        Parameters
-        ----------
-        max_depth : int or None
-            Number of levels of groups below the group to include; None for all.
-        """
-        return Tree(tree_text(self.name, self._walk(max_depth)))
-
-    def __getitem__(self, path: str) -> Any:
-        """Open the member at a path, a :class:`TensorStore` or Group; waits, see :meth:`open`."""
-        return self.open(path).result()
-
-    def __contains__(self, path: object) -> bool:
-        if not isinstance(path, str):
-            return False
-        whole = self._whole(path)
-        return self._reading(lambda: self._hierarchy.read(whole)).result() is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __len__(self) -> int:
-        return len(self.keys())
-
     def resolve(self) -> Future[Group]:
         """Read the group again, with its consolidated metadata if it was opened with them.
+
+        Returns
+        -------
+        Future of Group
 
         Raises
         ------
@@ -296,8 +89,13 @@ class Group(ShownGroup):
         Parameters
         ----------
         path : str
+            Path relative to the group.
         attributes : mapping, optional
             JSON values.
+
+        Returns
+        -------
+        Future of Group
 
         Raises
         ------
@@ -313,7 +111,26 @@ class Group(ShownGroup):
     def require_group(
         self, path: str, *, attributes: Mapping[str, Any] | None = None
     ) -> Future[Group]:
-        """Open a group, or make it with `attributes`; raises the errors of :meth:`create_group`."""
+        """Open a group, or make it and the groups above it.
+
+        Parameters
+        ----------
+        path : str
+            Path relative to the group.
+        attributes : mapping, optional
+            JSON values of a new group; an existing one keeps its own.
+
+        Returns
+        -------
+        Future of Group
+
+        Raises
+        ------
+        InvalidKeyError, MetadataError
+            Immediately for an illegal path or attributes, or through the Future.
+        MismatchError
+            Through the Future, if the node or one above it is an array.
+        """
         return self._group(path, attributes, OpenMode(open=True, create=True))
 
     def _group(
@@ -351,6 +168,7 @@ class Group(ShownGroup):
         Parameters
         ----------
         path : str
+            Path relative to the group.
         delete_existing : bool, optional
             Delete everything at the path first.
         attributes : mapping, optional
@@ -362,6 +180,11 @@ class Group(ShownGroup):
             Properties of the array; see :func:`gpustore.open`.
         chunks, shards, dims, units, data
             Properties and elements in short words; see :func:`gpustore.open`.
+
+        Returns
+        -------
+        Future of TensorStore
+            Ready when `data` are stored.
 
         Raises
         ------
@@ -404,10 +227,15 @@ class Group(ShownGroup):
         Parameters
         ----------
         path : str
+            Path relative to the group.
         attributes : mapping, optional
             Attributes of a new array; an existing one keeps its own.
         metadata, **constraints
             Properties of the array; see :meth:`create_array`.
+
+        Returns
+        -------
+        Future of TensorStore
 
         Raises
         ------
@@ -423,6 +251,16 @@ class Group(ShownGroup):
 
     def delete(self, path: str) -> Future[None]:
         """Delete a member and everything below it.
+
+        Parameters
+        ----------
+        path : str
+            Path relative to the group.
+
+        Returns
+        -------
+        Future of None
+            Ready when nothing of it is stored any more.
 
         Raises
         ------
@@ -465,28 +303,6 @@ class Group(ShownGroup):
 
     def _array(self, path: str) -> MemberArray:
         return MemberArray(self._hierarchy, self._access, self._base, self._whole(path))
-
-    def _whole(self, path: str) -> str:
-        return join(self._path, logical_path(path))
-
-    def _not_found(self, whole: str) -> NotFoundError:
-        above, _, name = whole.rpartition("/")
-        try:
-            beside = [node.path.rpartition("/")[2] for node in self._hierarchy.children(above)]
-        except GpustoreError:
-            beside = []
-        return NotFoundError(
-            f"No array or group: {self._hierarchy.where(whole)} does not exist"
-            f"{near_names(name, beside)}",
-            key=whole,
-        )
-
-    def _reading(self, run: Callable[[], T]) -> Future[T]:
-        if not self.readable:
-            return failed(MetadataError("Source does not support reading."))
-        if self._hierarchy.store.is_local:
-            return Future.deferred(run, self._access.executor)
-        return self._access.executor.submit(run)
 
     def _writing(self, run: Callable[[], T]) -> Future[T]:
         if not self.writable:

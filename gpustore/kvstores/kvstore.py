@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError, NotFoundError, TransactionError
@@ -26,6 +26,7 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
+from gpustore.kvstores.copied_values import copy_values
 from gpustore.kvstores.foreign import ForeignKvStore
 from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
 from gpustore.kvstores.result import as_bytes
@@ -48,17 +49,12 @@ from gpustore.strict_json.repr import pretty
 if TYPE_CHECKING:
     import builtins
     from asyncio import AbstractEventLoop
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpustore.kvstores.base import KvStoreDriver
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.executor import Executor
     from gpustore.strict_json.parsing import JsonValue
-
-
-_COPY_NBYTES: Final = 32 << 20
-_COPY_KEYS: Final = 10_000
-"""Largest number of keys, and of bytes, that are copied together."""
 
 
 class KvStore:
@@ -113,6 +109,10 @@ class KvStore:
             Context of its resources; by default a new one.
         transaction : Transaction, optional
             Transaction to which all operations of the kvstore belong.
+
+        Returns
+        -------
+        Future of KvStore
 
         Raises
         ------
@@ -235,7 +235,7 @@ class KvStore:
         return KvStore(self._driver, self._path)
 
     def with_transaction(self, transaction: Transaction | None) -> KvStore:
-        """Return the kvstore with all operations in a transaction, or in none.
+        """Return the kvstore with all operations in `transaction`, or in none if that is None.
 
         Raises
         ------
@@ -427,7 +427,7 @@ class KvStore:
         return self._executor.submit(sizes)
 
     def delete_range(self, range: result.KeyRange) -> Future[None]:
-        """Delete all keys of a range."""
+        """Delete all keys of a range; its bounds are relative to :attr:`path`."""
         wanted = _key_range(range)
         begin = at_once if self.transaction else partial(self._executor.submit, drain=True)
 
@@ -456,38 +456,31 @@ class KvStore:
         target : KvStore
             Target, which may use the same driver but must not overlap.
         source_range : KvStore.KeyRange, optional
+            Keys to copy, relative to :attr:`path`; by default all.
         source_staleness_bound : float, optional
             Seconds since the epoch; see :meth:`read`.
+
+        Returns
+        -------
+        Future of None
+            Ready when all values are stored.
         """
         if not isinstance(target, KvStore):
             raise TypeError(f"target: expected a KvStore, but received: {target!r:.200}")
         wanted = result.KeyRange() if source_range is None else _key_range(source_range)
 
         def copy() -> None:
-            for keys in self._batches([as_text(key) for key in self._list_bytes(wanted)]):
-                columns = self.read_many(ReadRequest(keys, staleness_bound=source_staleness_bound))
-                columns.raise_first()
-                there = [i for i, value in enumerate(columns.value) if value is not None]
-                values = [columns.value[i] for i in there]
-                target.write_many(WriteRequest([keys[i] for i in there], values)).raise_first()
+            keys = [as_text(key) for key in self._list_bytes(wanted)]
+            copy_values(
+                (self._driver, self._path),
+                (target.driver, target.path),
+                keys,
+                source_staleness_bound,
+            )
 
         # The commit of the transaction of the target waits for it.
         threads = self if target.transaction is None else target
         return threads._executor.submit(copy, drain=True)
-
-    def _batches(self, keys: Sequence[str]) -> Iterator[builtins.list[str]]:
-        """Yield the keys in order, as many together as fit in memory."""
-        for first in range(0, len(keys), _COPY_KEYS):
-            batch: builtins.list[str] = []
-            total = 0
-            some = keys[first : first + _COPY_KEYS]
-            for key, nbytes in zip(some, self.nbytes_many(some), strict=True):
-                if batch and total + nbytes > _COPY_NBYTES:
-                    yield batch
-                    batch, total = [], 0
-                batch.append(key)
-                total += nbytes
-            yield batch
 
     def _bounds(self, range: result.KeyRange) -> tuple[str, str | None] | None:
         """Return the range in the driver's namespace, None if it is not a range of text there."""

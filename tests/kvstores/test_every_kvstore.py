@@ -29,7 +29,7 @@ IDS = registry.ids("kvstores")
 @pytest.mark.parametrize("id", IDS)
 def test_contract_is_kept(id):
     """The module of its tests has taken over the whole contract, of reading or also of writing."""
-    name = "test_memory" if id == "memory" else f"{id}.test_{id}"
+    name = f"{id}.test_{id}"
     module = importlib.import_module(f"tests.kvstores.{name}")
     can_write = registry.find("kvstores", id).id != "http"
     suite = contract if can_write else read_contract

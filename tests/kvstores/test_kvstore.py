@@ -15,7 +15,7 @@ from gpustore.errors import (
     NotFoundError,
 )
 from gpustore.front.spec import Spec
-from gpustore.kvstores import kvstore
+from gpustore.kvstores import copied_values
 from gpustore.kvstores.columns import ReadRequest, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context
@@ -236,7 +236,7 @@ def test_copying_a_range(pair):
 
 @pytest.mark.parametrize("target", ["x.db|ocdbt:", "x.zip|zip:a/"])
 def test_copies_are_few_writes(tmp_path, monkeypatch, target):
-    monkeypatch.setattr(kvstore, "_COPY_NBYTES", 1000)
+    monkeypatch.setattr(copied_values, "_NBYTES", 1000)
     source = KvStore.open(f"{tmp_path}/source/").result()
     values = {f"{i:03}": b"x" * (2000 if i == 50 else i) for i in range(100)}
     keys = list(values)
