@@ -84,7 +84,7 @@ def read_parts(
         for part in request.parts:
             driver, to_driver = layers[part.layer]
             wanted = to_driver[part_transform(request.transform, part)]
-            if part.points is None and _shares_memory(driver.backend, backend):
+            if part.points is None and shares_memory(driver.backend, backend):
                 region = _region(request, part, memory, backend)
                 futures.append(driver.read(wanted, Output(region, "C", output.stream), batch))
             else:
@@ -123,7 +123,7 @@ def _read_through_host(
     return then(read_parts([whole], layers, inside, NEW, host, executor, batch), place, executor)
 
 
-def _shares_memory(one: Backend, other: Backend) -> bool:
+def shares_memory(one: Backend, other: Backend) -> bool:
     """Whether arrays of one backend are arrays of the other."""
     return one is other or one.device == other.device == "cpu"
 

@@ -132,8 +132,8 @@ class Layer(NamedTuple):
         else:
             assert self.spec is not None
             known = self.spec.driver.schema.dimension_units
-        rank = self.transform.input_rank
-        if known is None or not any(unit is not None for unit in known):
+        rank = len(self.transform.domain.labels)
+        if known is None or known.count(None) == len(known):
             return (None,) * rank
         schema = Schema(dimension_units=known).transformed(self.transform)
         return tuple(schema.dimension_units or (None,) * rank)

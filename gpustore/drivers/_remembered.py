@@ -173,6 +173,34 @@ def described(format_: Any, metadata: Any, limits: Limits) -> ArrayDescription:
     return description
 
 
+_CONSTRAINTS: Final = "constraints"
+_FULFILLED: Final = "fulfilled"
+"""Keys of the last constraints that a format made of metadata, and of the last that they fulfil."""
+
+
+def constraints_of(format_: Format, metadata: Any) -> Any:
+    """Return constraints that only `metadata` fulfil: one object for all arrays that have them."""
+    known = metadata.derived.get(_CONSTRAINTS)
+    if known is None or known[0] != format_:
+        known = metadata.derived[_CONSTRAINTS] = format_, format_.constraints_of(metadata)
+    return known[1]
+
+
+def validate(format_: Format, constraints: Any, metadata: Any) -> None:
+    """Compare stored metadata with constraints; once for the same objects.
+
+    Raises
+    ------
+    GpustoreError
+        If the metadata do not fulfil them.
+    """
+    known = metadata.derived.get(_FULFILLED)
+    if known is not None and known[0] is constraints and known[1] == format_:
+        return
+    format_.validate(constraints, metadata)
+    metadata.derived[_FULFILLED] = constraints, format_
+
+
 # --------------------------------------------------------------------------- constraints
 
 

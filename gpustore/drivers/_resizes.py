@@ -15,8 +15,14 @@ _MOST: Final = 1024
 """Most arrays of a pool that are remembered; of others earlier handles keep the shape they know."""
 
 _lock = threading.Lock()
-_latest = -math.inf
-"""Time of the last resize of all: handles that are younger need not look."""
+
+
+class Latest:
+    """Time of the last resize of all, in seconds since the epoch: of younger handles no more is
+    asked.
+    """
+
+    at = -math.inf
 
 
 class Resized(NamedTuple):
@@ -42,19 +48,16 @@ def set_resized(pool: object, place: Hashable, metadata: Any, at: float) -> None
     at : float
         Seconds since the epoch.
     """
-    global _latest
     with _lock:
         places = _resized.setdefault(pool, {})
         places.pop(place, None)
         while len(places) >= _MOST:
             del places[next(iter(places))]
         places[place] = Resized(metadata, at)
-        _latest = max(_latest, at)
+        Latest.at = max(Latest.at, at)
 
 
 def resized_since(pool: object, store: Any, key: str, since: float) -> Resized | None:
     """Return the last resize of the array with its metadata at a key, if it was after `since`."""
-    if since >= _latest:
-        return None
     found = _resized.get(pool, {}).get((store.identity, key))
     return None if found is None or found.at <= since else found

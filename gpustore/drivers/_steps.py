@@ -29,7 +29,7 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.drivers._absence import is_v2_group, names_like
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._read_ahead import read_ahead, wait
-from gpustore.drivers._remembered import created, described
+from gpustore.drivers._remembered import constraints_of, created, described, validate
 from gpustore.drivers._setting import setting_of
 from gpustore.drivers.base import DriverSpec, OpenMode, OpenRequest, open_kvstore
 from gpustore.drivers.chunked import ChunkedDriver
@@ -280,7 +280,7 @@ class Steps:
         """Describe stored metadata, and compare them with what the caller asked for."""
         constraints = self.spec.metadata
         if constraints is not self.format.no_constraints:
-            self.format.validate(constraints, metadata)
+            validate(self.format, constraints, metadata)
         try:
             description = described(self.format, metadata, self.setting.limits)
         except GpustoreError:
@@ -348,7 +348,7 @@ class Steps:
         format_ = self.format.selecting(replace(self.format.selection, field=name))
         stored = format_.no_constraints
         if metadata is not None:
-            stored = format_.constraints_of(metadata)
+            stored = constraints_of(format_, metadata)
         spec: DriverSpec = replace(
             self.spec,
             format=format_,

@@ -18,7 +18,7 @@ from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._remembered import described
-from gpustore.drivers._resizes import Resized
+from gpustore.drivers._resizes import Latest, Resized
 from gpustore.drivers.base import Driver, DriverSpec, OpenMode
 from gpustore.drivers.format import ArrayDescription
 from gpustore.errors import (
@@ -227,7 +227,8 @@ class ChunkedDriver:
     @property
     def is_outdated(self) -> bool:
         """Whether operations use the bounds stored now, in place of those of :attr:`metadata`."""
-        return self.recheck > self.read_at or self._resized() is not None
+        read_at = self.read_at
+        return self.recheck > read_at or (read_at < Latest.at and self._resized() is not None)
 
     def _resized(self) -> Resized | None:
         """Return the shape that the array was given later in its context, by another object."""

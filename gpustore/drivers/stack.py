@@ -25,9 +25,15 @@ from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
-from gpustore.drivers._alike_layers import AlikeLayers, read_together
+from gpustore.drivers._affine_layers import FEWEST, AffineLayers
 from gpustore.drivers._cells import shifted
-from gpustore.drivers._layer_parts import Request, nothing, read_parts, write_parts
+from gpustore.drivers._layer_parts import (
+    Request,
+    nothing,
+    read_parts,
+    shares_memory,
+    write_parts,
+)
 from gpustore.drivers._layers import (
     Layer,
     LayerSpec,
@@ -57,6 +63,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.layer_plan import (
     LayerBounds,
+    LayerBoxes,
     part_transform,
     plan_boxes,
     plan_layers,
@@ -173,33 +180,48 @@ class StackDriver(Unexplained, Unresizable):
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read the elements of all layers into one array."""
+        boxes = plan_boxes(self.bounds, transform)
+        if boxes is not None and len(boxes.layer) == 1:
+            (part,) = boxes.parts()
+            layer = self.layers[part.layer]
+            driver = layer.driver
+            if driver is not None and shares_memory(driver.backend, self.backend):
+                if not driver.readable:
+                    return failed(MetadataError(f"Layer {part.layer}: Read mode not supported"))
+                return driver.read(layer.transform[part_transform(transform, part)], output, batch)
         memory = output.memory(self.backend, transform.domain.shape, self.dtype.array_dtype)
-        if batch is None and self._alike is not None:
-            together = self._read_alike(self._alike, transform, memory, output)
+        if boxes is not None and len(boxes.layer) >= FEWEST and self._affine is not None:
+            together = self._read_together(self._affine, transform, boxes, memory, output, batch)
             if together is not None:
                 return together
         try:
-            parts = plan_layers(self.bounds, transform)
+            parts = plan_layers(self.bounds, transform) if boxes is None else boxes.parts()
         except MetadataError as error:
             return failed(error)
         request = Request(transform, parts, 0, memory.strides)
-        return self._read([request], memory, output, batch)
+        return self._read([request], memory, output, batch, boxes)
 
     @cached_property
-    def _alike(self) -> AlikeLayers | None:
-        """The layers, if all are open and the native core can read them in one pass."""
+    def _affine(self) -> AffineLayers | None:
+        """The layers, if all are open and may be read together."""
         if self.bounds.axis is None or any(layer.driver is None for layer in self.layers):
             return None
-        return AlikeLayers.of(open_layers(self.layers, range(len(self.layers)), write=False))
+        return AffineLayers.of(open_layers(self.layers, range(len(self.layers)), write=False))
 
-    def _read_alike(
-        self, alike: AlikeLayers, transform: IndexTransform, memory: Any, output: Output
+    def _read_together(
+        self,
+        affine: AffineLayers,
+        transform: IndexTransform,
+        boxes: LayerBoxes,
+        memory: Any,
+        output: Output,
+        batch: Batch | None,
     ) -> Future[Any] | None:
-        """Read layers that are stored alike in one pass; None if the request needs more."""
-        boxes = plan_boxes(self.bounds, transform)
-        if boxes is None:
-            return None
-        return read_together(alike, transform, boxes, memory, output, self.backend)
+        """Read layers together; None if the request needs more."""
+        axis = self.bounds.axis
+        assert axis is not None
+        threads = self.backend, self.executor
+        return affine.read(transform, boxes, axis, memory, output, *threads, batch)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
@@ -223,9 +245,14 @@ class StackDriver(Unexplained, Unresizable):
         return self._read(requests, memory, output, None)
 
     def _read(
-        self, requests: Sequence[Request], memory: Any, output: Output, batch: Batch | None
+        self,
+        requests: Sequence[Request],
+        memory: Any,
+        output: Output,
+        batch: Batch | None,
+        boxes: LayerBoxes | None = None,
     ) -> Future[Any]:
-        """Read the parts of requests, once their layers are open."""
+        """Read the parts of requests, of one with these boxes, once their layers are open."""
         numbers = [part.layer for request in requests for part in request.parts]
         once = sorted(set(numbers))
         if all([self.layers[number].driver is not None for number in once]):
@@ -236,10 +263,10 @@ class StackDriver(Unexplained, Unresizable):
 
         def run() -> Future[Any]:
             layers = open_layers(self.layers, once, write=False)
-            alike = AlikeLayers.of(layers) if self.bounds.axis is not None else None
-            if alike is not None and len(requests) == 1:
+            affine = None if boxes is None else AffineLayers.of(layers)
+            if affine is not None and boxes is not None:
                 transform = requests[0].transform
-                together = self._read_alike(alike, transform, memory, output)
+                together = self._read_together(affine, transform, boxes, memory, output, None)
                 if together is not None:
                     return together
             return read_parts(requests, layers, memory, output, self.backend, self.executor, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gpustore.drivers._layers import Layer, LayerSpec, common_dtype, layer_errors
@@ -211,8 +212,11 @@ class _View:
         self.layers: list[Layer] = []
         given = _listed(layers)
         for number, one in enumerate(given):
+            if isinstance(one, TensorStore):
+                self.layers.append(Layer(one._transform, one._driver))
+                continue
             with layer_errors(number):
-                self.layers.append(_layer(one, self.context))
+                self.layers.append(_unopened(one, self.context))
         self.constraints = constraints
         self.constraints.set_dtype(common_dtype(self.layers, constraints.dtype))
         self.transforms = [layer.transform for layer in self.layers]
@@ -244,7 +248,7 @@ class _View:
     def made(self) -> TensorStore:
         """Return the view."""
         layers = [
-            layer._replace(transform=transform)
+            Layer(transform, *layer[1:])
             for layer, transform in zip(self.layers, self.transforms, strict=True)
         ]
         if layers:
@@ -286,9 +290,8 @@ def _listed(layers: Iterable[TensorStore | Spec]) -> Sequence[TensorStore | Spec
     return listed
 
 
-def _layer(given: TensorStore | Spec, context: Context) -> Layer:
-    if isinstance(given, TensorStore):
-        return Layer(given._transform, given._driver)
+def _unopened(given: Spec, context: Context) -> Layer:
+    """Return the layer of a spec."""
     spec = LayerSpec(given._driver, given._transform, given._mode, given._context)
     transform = spec.effective_transform()
     if spec.context is not None:
@@ -327,14 +330,14 @@ def _dimension(index: int, rank: int) -> int:
 def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTransform:
     """Return the transform with a new input dimension, of which only `index` is in the domain."""
     domain = transform.domain
-    box = domain.box
+    low, high, implicit_lower, implicit_upper = domain.box
     grown = Box(
-        (*box.inclusive_min[:at], index, *box.inclusive_min[at:]),
-        (*box.exclusive_max[:at], index + 1, *box.exclusive_max[at:]),
-        (*box.implicit_lower[:at], False, *box.implicit_lower[at:]),
-        (*box.implicit_upper[:at], False, *box.implicit_upper[at:]),
+        (*low[:at], index, *low[at:]),
+        (*high[:at], index + 1, *high[at:]),
+        _inserted(implicit_lower, at, False),
+        _inserted(implicit_upper, at, False),
     )
-    labels = (*domain.labels[:at], "", *domain.labels[at:])
+    labels = _inserted(domain.labels, at, "")
     maps: list[OutputIndexMap] = []
     for map_ in transform.output:
         d, array, stride = map_.input_dimension, map_.index_array, map_.stride
@@ -346,3 +349,9 @@ def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTran
         else:
             maps.append(map_)
     return make_transform(make_domain(grown, labels), OutputIndexMaps(maps))
+
+
+@lru_cache(maxsize=64)
+def _inserted(column: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    """Return what most layers of a stack have in common, with one value more."""
+    return (*column[:at], value, *column[at:])

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from gpustore.index_space.output_map import (
 )
 from gpustore.index_space.transform import make_transform
 from gpustore.planning.chunk_grid import Integers
+
+_LISTED: Final = 16
+"""Most layers whose boxes are found without NumPy, whose calls take longer there."""
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """First indices, and those behind the last ones, along each dimension."""
@@ -69,6 +72,11 @@ class LayerBoxes(NamedTuple):
     start: Integers
     stop: Integers
 
+    def parts(self) -> list[LayerPart]:
+        """Return the parts one by one."""
+        columns = self.layer.tolist(), self.start.tolist(), self.stop.tolist()
+        return [LayerPart(layer, tuple(a), tuple(b)) for layer, a, b in zip(*columns)]
+
 
 class _Affine(NamedTuple):
     """Output that is a constant, or a step of one input dimension."""
@@ -99,9 +107,9 @@ class LayerBounds:
     def of(cls, domains: Sequence[IndexDomain], whole: IndexDomain) -> LayerBounds:
         """Return the bounds of the layers with these domains."""
         shape = len(domains), whole.rank
-        low = np.array([domain.inclusive_min for domain in domains], np.int64).reshape(shape)
-        high = np.array([domain.exclusive_max for domain in domains], np.int64).reshape(shape)
-        return cls(whole, low, high)
+        low = np.array([domain.inclusive_min for domain in domains], np.int64, order="F")
+        high = np.array([domain.exclusive_max for domain in domains], np.int64, order="F")
+        return cls(whole, low.reshape(shape), high.reshape(shape))
 
     @cached_property
     def axis(self) -> int | None:
@@ -110,13 +118,17 @@ class LayerBounds:
         found = np.flatnonzero(behind)
         return int(found[0]) if len(found) else None
 
+    def between(self, low: Sequence[int], high: Sequence[int]) -> tuple[int, int]:
+        """Return the first layer that may have elements of a box, and the one behind the last."""
+        axis = self.axis
+        if axis is None:
+            return 0, len(self.low)
+        first = int(self.high[:, axis].searchsorted(low[axis], "right"))
+        return first, max(first, int(self.low[:, axis].searchsorted(high[axis], "left")))
+
     def meeting(self, low: Sequence[int], high: Sequence[int]) -> Integers:
         """Return the numbers of the layers that have elements of a box, in order."""
-        first, last = 0, len(self.low)
-        axis = self.axis
-        if axis is not None:
-            first = int(self.high[:, axis].searchsorted(low[axis], "right"))
-            last = max(first, int(self.low[:, axis].searchsorted(high[axis], "left")))
+        first, last = self.between(low, high)
         meets = (self.low[first:last] < high) & (self.high[first:last] > low)
         return np.flatnonzero(meets.all(axis=1)) + first
 
@@ -335,14 +347,11 @@ def _visible(
     bounds: LayerBounds, maps: Sequence[_Affine], start: tuple[int, ...], stop: tuple[int, ...]
 ) -> Iterator[tuple[int, Region]]:
     """Yield the layers that a box of inputs meets, and the parts of it that they have."""
-    ids, begin, end = _boxes(bounds, maps, start, stop)
-    if bounds.axis is None and len(ids) > 1:
-        found = list(_uncovered(ids, begin, end))
+    boxes = _boxes(bounds, maps, start, stop)
+    if bounds.axis is None and len(boxes.layer) > 1:
+        found = list(_uncovered(*boxes))
     else:
-        found = [
-            (layer, (tuple(one), tuple(other)))
-            for layer, one, other in zip(ids.tolist(), begin.tolist(), end.tolist())
-        ]
+        found = [(part.layer, (part.start, part.stop)) for part in boxes.parts()]
     wanted = math.prod([b - a for a, b in zip(start, stop)])
     there = sum([math.prod([b - a for a, b in zip(*region)]) for _, region in found])
     if there != wanted:
@@ -367,6 +376,9 @@ def _boxes(
         if d is not None:
             ends = offset + stride * start[d], offset + stride * (stop[d] - 1)
         low[o], high[o] = min(ends), max(ends) + 1
+    some = bounds.between(low, high)
+    if some[1] - some[0] <= _LISTED:
+        return _listed_boxes(bounds, some, maps, start, stop)
     ids = bounds.meeting(low, high)
     begin = np.tile(np.array(start, np.int64), (len(ids), 1))
     end = np.tile(np.array(stop, np.int64), (len(ids), 1))
@@ -382,6 +394,42 @@ def _boxes(
         np.minimum(end[:, d], -((offset - last) // stride), out=end[:, d])
     kept = np.flatnonzero((begin < end).all(axis=1))
     return LayerBoxes(ids[kept], begin[kept], end[kept])
+
+
+def _listed_boxes(
+    bounds: LayerBounds,
+    some: tuple[int, int],
+    maps: Sequence[_Affine],
+    start: tuple[int, ...],
+    stop: tuple[int, ...],
+) -> LayerBoxes:
+    """Return the boxes of a few layers, which Python finds sooner than NumPy."""
+    rows = slice(*some)
+    found: list[tuple[int, list[int], list[int]]] = []
+    bounds_of = zip(bounds.low[rows].tolist(), bounds.high[rows].tolist())
+    for layer, (low, high) in enumerate(bounds_of, some[0]):
+        begin, end = list(start), list(stop)
+        for o, d, offset, stride in maps:
+            first, last = low[o], high[o]
+            if d is None:
+                if not first <= offset < last:
+                    break
+                continue
+            if stride < 0:
+                first, last, offset, stride = 1 - last, 1 - first, -offset, -stride
+            begin[d] = max(begin[d], -((offset - first) // stride))
+            end[d] = min(end[d], -((offset - last) // stride))
+            if begin[d] >= end[d]:
+                break
+        else:
+            found.append((layer, begin, end))
+    shape = len(found), len(start)
+    layers, begins, ends = zip(*found) if found else ((), (), ())
+    return LayerBoxes(
+        np.array(layers, np.int64),
+        np.array(begins, np.int64).reshape(shape),
+        np.array(ends, np.int64).reshape(shape),
+    )
 
 
 def _uncovered(ids: Integers, begin: Integers, end: Integers) -> Iterator[tuple[int, Region]]:

@@ -141,7 +141,7 @@ class PlanWindow:
 
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """Return ``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
-        counts = [_as_list(column) for column in self.count]
+        counts = [one.tolist() if isinstance(one, np.ndarray) else one for one in self.count]
         shapes: list[tuple[int, ...]] = list(zip(*counts)) if counts else [()] * len(self)
         return _as_list(self.src_start), _as_list(self.dst_start), shapes
 
