@@ -52,6 +52,12 @@ def compared_dtype(api: ModuleType, folder: Path) -> object:
     return api.uint8 == object  # noqa: E721 - the data type has its own comparison
 
 
+def stored_layers(api: ModuleType, folder: Path) -> object:
+    del folder
+    layers = [made(api) for _ in range(2)]
+    return api.stack(layers).storage_statistics(query_not_stored=True).result().not_stored
+
+
 def float_to_integers(api: ModuleType, folder: Path) -> object:
     del folder
     store = made(api)
@@ -155,6 +161,7 @@ DIFFERENCES = (
     ),
     Difference("a path without `file://`", opened_by_path, "a path is the most frequent place"),
     Difference("a context given as JSON", context_of_json, "one object less to make"),
+    Difference("`storage_statistics` of a stack", stored_layers, "those of its layers, together"),
     Difference("`dtype == object`", compared_dtype, "a comparison must not fail"),
     Difference("2.5 written to integers", float_to_integers, "the fraction would be lost silently"),
     Difference("`len(store)`", length, "as of NumPy's arrays"),

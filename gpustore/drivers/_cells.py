@@ -14,8 +14,9 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.array import selected
 from gpustore.errors import MetadataError
-from gpustore.index_space import IndexTransform, OutputIndexMap
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.index_space.interval import fits_int64
+from gpustore.planning.crop_plan import check_starts
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, expect_str
 
@@ -164,3 +165,23 @@ def cells_in_memory(part: Box, transform: IndexTransform, strides: Sequence[int]
         return None
     first, steps, counts, along_all = zip(*found, strict=True) if found else ((),) * 4
     return Cells(first, steps, counts, offset, along_all)
+
+
+def crop_transforms(
+    domain: IndexDomain, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+) -> list[IndexTransform]:
+    """Return the transforms of crops of a view with this domain.
+
+    Raises
+    ------
+    OutOfBoundsError
+        If a crop is not inside.
+    """
+    low = domain.inclusive_min
+    sizes = [end - begin for begin, end in zip(low, domain.exclusive_max, strict=True)]
+    from_zero = shifted(IndexTransform(domain)[transform], low)
+    found = []
+    for corner in check_starts(from_zero, starts, shape, sizes).tolist():
+        ends = [at + size for at, size in zip(corner, shape, strict=True)]
+        found.append(transform[tuple(map(slice, corner, ends))])
+    return found

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from gpustore import registry
 from gpustore.backends.base import NEW, Backend, Memory, Output
+from gpustore.drivers.array import ArrayDriver
 from gpustore.drivers.base import Driver
-from gpustore.errors import MetadataError
+from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexTransform
 from gpustore.planning.layer_plan import LayerPart, part_transform, place_of
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed, ready
@@ -178,6 +180,34 @@ def write_parts(
         return WriteFutures(ready(None), ready(None))
     copied = gather([one.copy for one in writes], nothing, executor)
     return WriteFutures(copied, gather([one.commit for one in writes], nothing, executor))
+
+
+def stored_parts(
+    parts: Sequence[tuple[Driver, IndexTransform]], executor: Executor
+) -> Future[StoredChunks]:
+    """Look up which chunks of parts are stored."""
+    futures = [driver.stored_chunks(transform) for driver, transform in parts]
+
+    def together() -> StoredChunks:
+        found = [future.result() for future in futures]
+        return StoredChunks(all(one.none for one in found), all(one.every for one in found))
+
+    return gather(futures, together, executor)
+
+
+def explained_parts(
+    parts: Sequence[tuple[Driver, IndexTransform]], *, write: bool = False, **whole: Any
+) -> Any:
+    """Return the explanation of reads or writes of parts, of which some may be in memory.
+
+    `whole` are attributes of all together.
+    """
+    stored = [part for part in parts if not isinstance(part[0], ArrayDriver)]
+    found = [one.explain_write(at) if write else one.explain(at) for one, at in stored]
+    if not found:
+        raise UnsupportedError("explain is not supported where no layer has chunks")
+    combined: Callable[..., Any] = registry.find("explain", "combined")
+    return combined(found, others=len(parts) - len(found), **whole)
 
 
 def nothing() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from gpustore.drivers.base import (
     Opening,
     OpenRequest,
     OverBase,
-    Unexplained,
     schema_members,
 )
 from gpustore.errors import MetadataError, prefixing
@@ -53,9 +52,13 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, quote
 
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
+
 
 @dataclass(frozen=True)
-class CastDriver(OverBase, Unexplained):
+class CastDriver(OverBase):
     """An opened view of a driver with another data type.
 
     Attributes
@@ -74,9 +77,6 @@ class CastDriver(OverBase, Unexplained):
     writable: bool
 
     id = "cast"
-    unexplained = (
-        'explain is not supported by the "cast" driver; explain what it reads: store.base.explain()'
-    )
 
     @property
     def domain(self) -> IndexDomain:
@@ -133,6 +133,29 @@ class CastDriver(OverBase, Unexplained):
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Look up which chunks of the base are stored."""
         return self.base.stored_chunks(transform)
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Explain the read of the base, of whose elements the converted ones are returned."""
+        return self._converted(self.base.explain(transform))
+
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Explain the crops of the base, of whose elements the converted ones are returned."""
+        return self._converted(self.base.explain_many(transform, starts, shape))
+
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
+        """Explain the write of converted elements to the base."""
+        found = self.base.explain_write(transform)
+        nbytes = self._nbytes(found.bytes_written)
+        return replace(found, device=self.device, dtype=self.dtype.name, bytes_written=nbytes)
+
+    def _converted(self, found: Explanation) -> Explanation:
+        nbytes = self._nbytes(found.bytes_returned)
+        return replace(found, device=self.device, dtype=self.dtype.name, bytes_returned=nbytes)
+
+    def _nbytes(self, of_base: int) -> int:
+        return of_base // self.base.dtype.itemsize * self.dtype.itemsize
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

@@ -17,29 +17,29 @@ Source: TensorStore's ``driver/downsample``.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpustore import registry
 from gpustore.backends.base import NEW, Backend, Output
-from gpustore.backends.downsampling import GAUSSIAN, Downsampling
 from gpustore.backends.host.downsample import downsample
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
+from gpustore.drivers._blocks import Blocks
 from gpustore.drivers._cells import (
     Box,
     cells_in_memory,
     check_factors,
     check_method,
+    crop_transforms,
     layout_of_cells,
     method_of,
     selected_cells,
-    shifted,
     units_of_cells,
 )
 from gpustore.drivers.array import ArrayDriver, selected
@@ -49,16 +49,15 @@ from gpustore.drivers.base import (
     Opening,
     OpenRequest,
     OverBase,
-    Unexplained,
     schema_members,
 )
-from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError, prefixing
+from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.hierarchy.attributes import Attributes
-from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.downsampling import downsampled
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.planning.crop_plan import check_starts
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
@@ -75,12 +74,13 @@ from gpustore.strict_json.parsing import (
     expect_list,
 )
 
-_PART_NBYTES: Final = 64 << 20
-"""Bytes of the base that are read at once, unless one block has more."""
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
 
 
 @dataclass(frozen=True)
-class DownsampleDriver(OverBase, Unexplained):
+class DownsampleDriver(OverBase):
     """An opened view of the blocks of another driver.
 
     Attributes
@@ -101,20 +101,19 @@ class DownsampleDriver(OverBase, Unexplained):
 
     id = "downsample"
     writable = False
-    unexplained = (
-        'explain is not supported by the "downsample" driver; explain what it reads: '
-        "store.base.explain()"
-    )
 
     @property
     def dtype(self) -> dtype_:
         return self.base.dtype
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Blocks of the elements of the base."""
+        return Blocks(self.base_transform, self.factors, self.method)
+
     @property
     def domain(self) -> IndexDomain:
-        return downsampled(
-            self.base_transform.domain, self.factors, strided=self.method == "stride"
-        )
+        return self.blocks.domain
 
     @property
     def device(self) -> str:
@@ -172,20 +171,20 @@ class DownsampleDriver(OverBase, Unexplained):
         # The bounds of a resizable base count as they are now.
         domain = self.domain.mark_bounds_implicit[False]
         transform = IndexTransform(domain)[transform]
-        box = None if 0 in transform.domain.shape else self._box(transform, domain)
+        box = None if 0 in transform.domain.shape else self.blocks.box(transform, domain)
         if self.method == "stride":
-            return self.base.read(self._strided(transform), output, batch)
+            return self.base.read(self.blocks.strided(transform), output, batch)
         shape, dtype = tuple(transform.domain.shape), self.dtype.array_dtype
         memory = output.memory(self.backend, shape, dtype)
         if box is None:
             return Future(output.filled(memory))
-        parts = list(self._parts(box))
+        parts = list(self.blocks.parts(box, self.dtype.itemsize))
         begin = partial(self._read_blocks, batch=batch if len(parts) == 1 else None)
 
         def finish(elements: Iterator[Any]) -> Any:
             cells: Any = None
             for part, of_base in zip(parts, elements, strict=True):
-                job, there = self._job(part), cells_in_memory(part, transform, memory.strides)
+                job, there = self.blocks.job(part), cells_in_memory(part, transform, memory.strides)
                 if there and self.backend.downsample(of_base, job, there, memory):
                     continue
                 if cells is None:
@@ -208,90 +207,65 @@ class DownsampleDriver(OverBase, Unexplained):
     ) -> Future[Any]:
         """Read the crops one after the other."""
         if self.method == "stride":
-            return self.base.read_many(self._strided(transform), starts, shape, output)
-        domain = self.domain
-        sizes = [domain.exclusive_max[d] - low for d, low in enumerate(domain.inclusive_min)]
-        from_zero = IndexTransform(domain)[transform]
-        checked = check_starts(
-            shifted(from_zero, domain.inclusive_min), starts, shape, sizes
-        ).tolist()
-        memory = output.memory(self.backend, (len(checked), *shape), self.dtype.array_dtype)
+            return self.base.read_many(self.blocks.strided(transform), starts, shape, output)
+        crops = crop_transforms(self.domain, transform, starts, shape)
+        memory = output.memory(self.backend, (len(crops), *shape), self.dtype.array_dtype)
 
         def run() -> Any:
-            crops = np.empty((len(checked), *shape), self.dtype.array_dtype)
-            for number, corner in enumerate(checked):
-                ends = [at + size for at, size in zip(corner, shape, strict=True)]
-                crop = transform[tuple(map(slice, corner, ends))]
-                crops[number] = self.backend.to_host(self.read(crop, NEW).result())
-            self.backend.place(crops, memory)
+            elements = np.empty((len(crops), *shape), self.dtype.array_dtype)
+            for number, crop in enumerate(crops):
+                elements[number] = self.backend.to_host(self.read(crop, NEW).result())
+            self.backend.place(elements, memory)
             return output.filled(memory)
 
         return self.executor.submit(run)
 
-    def _strided(self, transform: IndexTransform) -> IndexTransform:
-        """Return the transform to the base of the first elements of blocks."""
-        maps = []
-        for map_, factor in zip(transform.output, self.factors, strict=True):
-            offset, stride = map_.offset * factor, (map_.stride or 0) * factor
-            if map_.index_array is not None:
-                maps.append(OutputIndexMap(map_.index_array, offset=offset, stride=stride))
-            elif map_.input_dimension is not None:
-                maps.append(OutputIndexMap(map_.input_dimension, offset=offset, stride=stride))
-            else:
-                maps.append(OutputIndexMap(offset))
-        return self.base_transform[IndexTransform(transform.domain, maps)]
+    def preload(self, transform: IndexTransform) -> Future[None]:
+        """Preload the chunks of the base that the blocks of the cells lie in."""
+        return self.base.preload(self.blocks.elements_of_cells(transform))
 
-    def _box(self, transform: IndexTransform, within: IndexDomain) -> Box:
-        """Return the smallest box with all outputs of a transform whose domain is not empty.
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Look up which chunks of the base the blocks of the cells lie in are stored."""
+        return self.base.stored_chunks(self.blocks.elements_of_cells(transform))
 
-        Raises
-        ------
-        OutOfBoundsError
-            If an index array has an index outside of `within`; other maps have been checked.
-        """
-        domain = transform.domain
-        box = []
-        for d, (dim, map_) in enumerate(zip(within, transform.output, strict=True)):
-            indices = np.zeros(1, np.int64)
-            if map_.index_array is not None:
-                indices = map_.index_array.reshape(-1)
-            elif map_.input_dimension is not None:
-                along = domain[map_.input_dimension]
-                indices = np.array([along.inclusive_min, along.exclusive_max - 1])
-            found = map_.offset + (map_.stride or 0) * indices
-            outside = (found < dim.inclusive_min) | (found >= dim.exclusive_max)
-            if outside.any():
-                index = found[outside.argmax()]
-                where = f"Propagating downsampling factor {self.factors[d]} through output "
-                where += f"dimension {d}: "
-                if self.method == "stride" or self.factors[d] == 1:
-                    where = ""
-                valid = f"[{dim.inclusive_min}, {dim.exclusive_max})"
-                raise OutOfBoundsError(f"{where}Index {index} is outside valid range {valid}")
-            box.append((int(found.min()), int(found.max()) + 1))
-        return tuple(box)
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Explain the reads of the blocks of the cells."""
+        return self._explained([transform], tuple(transform.domain.shape))
 
-    def _parts(self, box: Box) -> Iterator[Box]:
-        """Divide a box of cells so that the blocks of each take little memory."""
-        extents = self.base_transform.domain.shape
-        # A block ends where the base does.
-        block = math.prod(map(min, self.factors, extents))
-        most = max(1, _PART_NBYTES // (max(1, block) * max(1, self.dtype.itemsize)))
-        sides = [high - low for low, high in box]
-        # Rows along the first dimensions are cut first: their elements lie furthest apart.
-        for d in range(len(sides)):
-            row = math.prod(sides[d + 1 :])
-            if math.prod(sides) <= most:
-                break
-            sides[d] = max(1, most // row)
-        steps = [range(low, high, side) for (low, high), side in zip(box, sides, strict=True)]
-        for place in itertools.product(*steps):
-            ends = zip(place, steps, strict=True)
-            yield tuple((low, min(low + step.step, step.stop)) for low, step in ends)
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Explain the reads of the blocks of the cells of crops."""
+        if self.method == "stride":
+            return self.base.explain_many(self.blocks.strided(transform), starts, shape)
+        crops = crop_transforms(self.domain, transform, starts, shape)
+        return self._explained(crops, (len(crops), *shape))
+
+    def _explained(
+        self, transforms: Sequence[IndexTransform], shape: tuple[int, ...]
+    ) -> Explanation:
+        domain, blocks = self.domain.mark_bounds_implicit[False], self.blocks
+        found = []
+        for transform in transforms:
+            if self.method == "stride" or 0 in transform.domain.shape:
+                found.append(self.base.explain(blocks.elements_of_cells(transform)))
+                continue
+            box = blocks.box(IndexTransform(domain)[transform], domain)
+            parts = blocks.parts(box, self.dtype.itemsize)
+            found += [self.base.explain(blocks.elements_of(part)) for part in parts]
+        if not found:
+            raise UnsupportedError("explain is not supported without crops")
+        combined: Callable[..., Explanation] = registry.find("explain", "combined")
+        nbytes = self.dtype.itemsize * math.prod(shape)
+        return combined(found, shape=shape, together=len(transforms), bytes_returned=nbytes)
+
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
+        """Raise MetadataError: there is nothing to write to."""
+        raise MetadataError("Destination does not support writing.")
 
     def _read_blocks(self, part: Box, batch: Batch | None) -> Future[Any]:
         """Begin to read the elements of the blocks of some cells, as far as the base has them."""
-        transform = self.base_transform[tuple(slice(*along) for along in self._elements(part))]
+        transform = self.blocks.elements_of(part)
         if isinstance(self.base, ArrayDriver):  # They are in memory already.
             STATISTICS.add(reads=1)
             return Future(selected(self.base.array, transform))
@@ -299,23 +273,6 @@ class DownsampleDriver(OverBase, Unexplained):
         if batch is None:
             reading.force()
         return reading
-
-    def _elements(self, part: Box) -> Box:
-        domain = self.base_transform.domain
-        found = []
-        for (low, high), factor, first, end in zip(
-            part, self.factors, domain.inclusive_min, domain.exclusive_max, strict=True
-        ):
-            neighbours = int(self.method == GAUSSIAN and factor == 2)
-            found.append(
-                (max(low * factor - neighbours, first), min(high * factor + neighbours, end))
-            )
-        return tuple(found)
-
-    def _job(self, part: Box) -> Downsampling:
-        begin = [low for low, _ in self._elements(part)]
-        cut = zip(begin, part, self.factors, strict=True)
-        return Downsampling(self.method, self.factors, tuple(at - c[0] * f for at, c, f in cut))
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Raise MetadataError: there is nothing to write to."""

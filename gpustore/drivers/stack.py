@@ -15,10 +15,11 @@ Source: TensorStore's ``driver/stack``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
@@ -26,12 +27,14 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
 from gpustore.drivers._affine_layers import FEWEST, AffineLayers
-from gpustore.drivers._cells import shifted
+from gpustore.drivers._cells import crop_transforms
 from gpustore.drivers._layer_parts import (
     Request,
+    explained_parts,
     nothing,
     read_parts,
     shares_memory,
+    stored_parts,
     write_parts,
 )
 from gpustore.drivers._layers import (
@@ -52,7 +55,6 @@ from gpustore.drivers.base import (
     Opening,
     OpenMode,
     OpenRequest,
-    Unexplained,
     Unresizable,
     schema_members,
 )
@@ -60,7 +62,6 @@ from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.layer_plan import (
     LayerBounds,
     LayerBoxes,
@@ -68,6 +69,7 @@ from gpustore.planning.layer_plan import (
     plan_boxes,
     plan_layers,
 )
+from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
@@ -79,11 +81,15 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members
 
+if TYPE_CHECKING:
+    from gpustore.explain.explanation import Explanation
+    from gpustore.explain.write_explanation import WriteExplanation
+
 _CONCURRENCY = "data_copy_concurrency"
 
 
 @dataclass(frozen=True, eq=False)
-class StackDriver(Unexplained, Unresizable):
+class StackDriver(Unresizable):
     """An opened stack of layers.
 
     Attributes
@@ -116,9 +122,6 @@ class StackDriver(Unexplained, Unresizable):
     fill_value = None
     attributes = None
     open_mode = OpenMode()
-    unexplained = (
-        'explain is not supported by the "stack" driver; explain the stores that it is made of'
-    )
 
     @cached_property
     def bounds(self) -> LayerBounds:
@@ -227,17 +230,12 @@ class StackDriver(Unexplained, Unresizable):
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read the elements of all layers and crops into one array."""
-        domain = self.domain
-        from_zero = shifted(IndexTransform(domain)[transform], domain.inclusive_min)
-        checked = check_starts(from_zero, starts, shape, domain.shape).tolist()
-        dtype = self.dtype.array_dtype
-        memory = output.memory(self.backend, (len(checked), *shape), dtype)
+        crops = crop_transforms(self.domain, transform, starts, shape)
+        memory = output.memory(self.backend, (len(crops), *shape), self.dtype.array_dtype)
         step, *strides = memory.strides
         requests = []
         try:
-            for number, corner in enumerate(checked):
-                ends = [at + size for at, size in zip(corner, shape, strict=True)]
-                crop = transform[tuple(map(slice, corner, ends))]
+            for number, crop in enumerate(crops):
                 parts = plan_layers(self.bounds, crop)
                 requests.append(Request(crop, parts, number * step, tuple(strides)))
         except MetadataError as error:
@@ -303,13 +301,53 @@ class StackDriver(Unexplained, Unresizable):
 
     def preload(self, transform: IndexTransform) -> Future[None]:
         """Preload the parts of all layers, each of which must have chunks and such a cache."""
+        parts = self._parts(transform)
+        futures = [driver.preload(of_layer) for driver, of_layer in parts]
+        return gather(futures, nothing, self.executor)
+
+    def _parts(
+        self, transform: IndexTransform, *, write: bool = False
+    ) -> list[tuple[Driver, IndexTransform]]:
+        """Return the drivers of the layers that a request meets, with its transforms to them."""
         parts = plan_layers(self.bounds, transform)
-        layers = open_layers(self.layers, sorted({part.layer for part in parts}), write=False)
-        futures = []
+        numbers = sorted({part.layer for part in parts})
+        layers = open_layers(self.layers, numbers, write=write)
+        found = []
         for part in parts:
             driver, to_driver = layers[part.layer]
-            futures.append(driver.preload(to_driver[part_transform(transform, part)]))
-        return gather(futures, nothing, self.executor)
+            found.append((driver, to_driver[part_transform(transform, part)]))
+        return found
+
+    def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
+        """Look up which chunks of the layers are stored, of each where it is the topmost."""
+        return stored_parts(self._parts(transform), self.executor)
+
+    def explain(self, transform: IndexTransform) -> Explanation:
+        """Explain the reads of all layers; those in memory have no chunks."""
+        return self._explained([transform], tuple(transform.domain.shape))
+
+    def explain_many(
+        self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
+    ) -> Explanation:
+        """Explain the reads of all layers for crops."""
+        crops = crop_transforms(self.domain, transform, starts, shape)
+        return self._explained(crops, (len(crops), *shape))
+
+    def _explained(
+        self, transforms: Sequence[IndexTransform], shape: tuple[int, ...]
+    ) -> Explanation:
+        parts = [part for transform in transforms for part in self._parts(transform)]
+        nbytes = self.dtype.itemsize * math.prod(shape)
+        whole: Any = {"device": self.device, "shape": shape, "bytes_returned": nbytes}
+        found: Explanation = explained_parts(parts, together=len(transforms), **whole)
+        return found
+
+    def explain_write(self, transform: IndexTransform) -> WriteExplanation:
+        """Explain the writes of all layers."""
+        parts, shape = self._parts(transform, write=True), tuple(transform.domain.shape)
+        whole: Any = {"shape": shape, "bytes_written": self.dtype.itemsize * math.prod(shape)}
+        found: WriteExplanation = explained_parts(parts, write=True, device=self.device, **whole)
+        return found
 
 
 def _backend_of(layer: Layer) -> Backend | None:

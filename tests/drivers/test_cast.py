@@ -9,7 +9,7 @@ import pytest
 import tensorstore as ts
 
 import gpustore
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
 from tests.matrix import each
@@ -359,13 +359,6 @@ def test_large_reads_are_converted_in_parts():
     assert np.array_equal(store.read().result(), values)
     assert np.array_equal(store.T.read().result(), values.T)
     assert np.array_equal(store.read(order="F").result(), values)
-
-
-def test_explain_says_where_to_ask(tmp_path):
-    store = gpustore.cast(opened(gpustore, tmp_path), "uint8")
-    with pytest.raises(UnsupportedError, match=r"store\.base\.explain\(\)"):
-        store.explain()
-    assert store.base.explain().chunks == 4
 
 
 def test_errors_of_the_base_come_through(tmp_path):

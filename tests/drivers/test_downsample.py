@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.downsampling import METHODS, Downsampling
 from gpustore.backends.host.downsample import downsample
-from gpustore.drivers import downsample as module
+from gpustore.drivers import _blocks as module
 from tests.drivers.parity import LIBRARIES, agree, check, outcome
 from tests.emulator.queue import ORDERS
 from tests.matrix import each
@@ -190,7 +190,7 @@ def test_the_data_type_of_a_spec_is_that_of_its_base():
 def test_blocks_longer_than_the_base_are_read_together():
     store = gpustore.array(np.arange(2000).reshape(4, 50, 10))
     view = gpustore.downsample(store, [1, 1, 10**12], "max")
-    assert len(list(view._driver._parts(((0, 4), (0, 50), (0, 1))))) == 1
+    assert len(list(view._driver.blocks.parts(((0, 4), (0, 50), (0, 1)), 8))) == 1
     assert view.read().result()[3, 49, 0] == 1999
 
 

@@ -430,11 +430,6 @@ def test_contexts_of_layers_are_made_once():
         view.write([[3, 4]]).result()
 
 
-def test_reads_of_layers_are_not_explained():
-    with pytest.raises(gpustore.UnsupportedError, match="explain the stores"):
-        gpustore.stack(planes("cpu")).explain()
-
-
 def test_an_overlay_of_nothing_has_gaps_only():
     # The other properties abort TensorStore 0.1.86.
     for what in (
