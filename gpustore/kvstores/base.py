@@ -94,9 +94,17 @@ class KeyDirectory:
     generation : callable
         Makes the generation of a file from its device, inode, time of modification in nanoseconds
         and size.
+
+    Attributes
+    ----------
+    note : callable or None
+        Called with what was read by the native core: the cells of chunks, those four integers of
+        the file of each, and their statuses. It raises ConflictError if a file has changed.
     """
 
-    __slots__ = ("descriptor", "generation", "prefix", "resolve")
+    __slots__ = ("descriptor", "generation", "note", "prefix", "resolve")
+
+    note: Callable[[Any, Any, Any], None] | None
 
     def __init__(
         self,
@@ -109,6 +117,7 @@ class KeyDirectory:
         self.resolve = resolve
         self.prefix = prefix
         self.generation = generation
+        self.note = None
 
     def file_system(self) -> int | None:
         """Return the number of the file system, ``st_dev``; None if there is no such directory."""

@@ -95,7 +95,7 @@ class FetchedArray:
             self._future = box.read(stream=stream)
         else:
             crops = self.array.crops(self.origins)
-            self._future = self.array.store.read_many(*crops, stream=stream)
+            self._future = self.array.reader.read_many(*crops, stream=stream)
         return self._future
 
     def wait(self) -> None:
@@ -160,7 +160,7 @@ class FetchedArray:
         found = np.empty((len(self.origins), *self.array.patch_shape), self.array.dtype)
         suspect = np.zeros(len(found), bool)
         for i in range(len(found)):
-            future = self.array.store.read_many(*self.array.crops(self.origins[i : i + 1]))
+            future = self.array.reader.read_many(*self.array.crops(self.origins[i : i + 1]))
             suspect[i] = not self._reads(future, found[i : i + 1])
         return found, suspect
 

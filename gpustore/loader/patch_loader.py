@@ -94,6 +94,11 @@ class PatchLoader:
         What becomes of a patch with a chunk that does not decode: an error that names its array and
         origin and the chunk's key, or another patch of the epoch in its place, the same one for any
         number of ranks; :meth:`stats` counts these. Errors of the storage are always raised.
+    on_change : {"raise", "ignore"}
+        What becomes of a chunk that was written, replaced or deleted since this loader first read
+        it, in any epoch: an error, or elements as they are when they are read. Chunks are compared
+        by their generations, which come with them; of stores without any, nothing is noticed.
+        Arrays whose metadata have changed are always an error.
     transform : callable, optional
         Called with each batch, of whose arrays it may make others; its result is the batch.
 
@@ -134,6 +139,7 @@ class PatchLoader:
         dist: str | Ranks | Callable[[], Ranks] | None = None,
         drop_last: bool = False,
         on_damage: str = "raise",
+        on_change: str = "raise",
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         batch_size = whole_number(batch_size, "batch_size", 1)
@@ -144,8 +150,10 @@ class PatchLoader:
             raise ValueError(f"to: expected one of {', '.join(_LIBRARIES)}, got {to!r}")
         if not isinstance(sampler, (RandomPatches, GridPatches)):
             raise TypeError(f"sampler: expected RandomPatches or GridPatches, got {sampler!r}")
+        if on_change not in ("raise", "ignore"):
+            raise ValueError(f'on_change: expected "raise" or "ignore", got {on_change!r}')
         patch = tuple(sampler.shape)
-        self._volumes, is_list = volumes_of(arrays, patch)
+        self._volumes, is_list = volumes_of(arrays, patch, watches=on_change == "raise")
         self._sampler = sampler
         self._edge = getattr(sampler, "edge", "shift")
         self._spaces = [one.space(patch, inside=sampler.is_inside) for one in self._volumes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpustore
+from gpustore import registry
 from gpustore.loader.space import PatchSpace
 
 Integers = NDArray[np.int64]
@@ -35,6 +37,8 @@ class PairedArray:
         Elements of a patch of this array along these dimensions.
     dtype : numpy.dtype
         Data type of its elements in memory.
+    watches : bool
+        Whether reads fail if a chunk has changed since it was first read.
     """
 
     name: str
@@ -43,6 +47,23 @@ class PairedArray:
     scale: tuple[Fraction, ...]
     patch: tuple[int, ...]
     dtype: np.dtype[Any]
+    watches: bool
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was read: another process begins anew."""
+        return {name: value for name, value in vars(self).items() if name != "_reader"}
+
+    @property
+    def reader(self) -> gpustore.TensorStore:
+        """Store for reading the elements; of a forked process its own."""
+        if not self.watches:
+            return self.store
+        process, found = vars(self).get("_reader", (0, None))
+        if found is None or process != os.getpid():
+            found = registry.public("front.watched", "watched")(self.store)
+            vars(self)["_reader"] = os.getpid(), found
+        store: gpustore.TensorStore = found
+        return store
 
     @property
     def patch_shape(self) -> tuple[int, ...]:
@@ -74,7 +95,7 @@ class PairedArray:
         """Return the elements from `low` up to `high`, counted from the first element."""
         origin = self.store.domain.origin[len(self.leading) :]
         index = tuple(slice(o + lo, o + hi) for o, lo, hi in zip(origin, low, high, strict=True))
-        return self.store[(..., *index)]
+        return self.reader[(..., *index)]
 
     def crops(self, origins: Integers) -> tuple[Integers, tuple[int, ...]]:
         """Return starts and shape, for ``read_many``, of whole patches in their order."""
@@ -93,6 +114,8 @@ class Volume:
         fewer or more elements, by a whole factor.
     patch : sequence of int
         Elements of a patch of the first array along the last dimensions.
+    watches : bool
+        Whether reads fail if a chunk has changed since it was first read.
 
     Raises
     ------
@@ -100,7 +123,9 @@ class Volume:
         If the arrays do not fit together, or are smaller than a patch; the message names the array.
     """
 
-    def __init__(self, arrays: Mapping[str, gpustore.TensorStore], patch: Sequence[int]) -> None:
+    def __init__(
+        self, arrays: Mapping[str, gpustore.TensorStore], patch: Sequence[int], *, watches: bool
+    ) -> None:
         if not arrays:
             raise gpustore.MismatchError("arrays: expected at least one array, got none")
         names = list(arrays)
@@ -122,7 +147,10 @@ class Volume:
             raise gpustore.MismatchError(f"array {names[0]!r} of shape {first.shape} is empty")
         self.origin = first.domain.origin[first.rank - rank :]
         self.chunks = _last(first.chunks or first.shape, rank)
-        self.arrays = [_paired(name, arrays[name], names[0], self.shape, patch) for name in names]
+        self.arrays = [
+            _paired(name, arrays[name], names[0], self.shape, patch, watches=watches)
+            for name in names
+        ]
 
     def space(self, patch: tuple[int, ...], *, inside: bool) -> PatchSpace:
         """Return the space of the origins of patches."""
@@ -157,7 +185,13 @@ def _last(values: Sequence[_T], rank: int) -> tuple[_T, ...]:
 
 
 def _paired(
-    name: str, store: gpustore.TensorStore, first: str, shape: Sequence[int], patch: Sequence[int]
+    name: str,
+    store: gpustore.TensorStore,
+    first: str,
+    shape: Sequence[int],
+    patch: Sequence[int],
+    *,
+    watches: bool,
 ) -> PairedArray:
     rank = len(patch)
     extent = _last(store.shape, rank)
@@ -180,4 +214,5 @@ def _paired(
         scale=scale,
         patch=tuple(int(one * p) for one, p in zip(scale, patch, strict=True)),
         dtype=store.dtype.array_dtype,
+        watches=watches,
     )

@@ -16,7 +16,7 @@ _RESERVED: Final = {"origin", "volume"}
 
 
 def volumes_of(
-    arrays: Arrays | Sequence[Arrays], patch: tuple[int, ...]
+    arrays: Arrays | Sequence[Arrays], patch: tuple[int, ...], *, watches: bool
 ) -> tuple[list[Volume], bool]:
     """Return the volumes, and whether they were given as a list.
 
@@ -29,7 +29,7 @@ def volumes_of(
     some: list[Any] = listed(arrays, "arrays", "stores or dicts of stores") if is_list else [arrays]
     if not some:
         raise gpustore.MismatchError("arrays: expected at least one volume, got none")
-    found = [Volume(_named(one), patch) for one in some]
+    found = [Volume(_named(one), patch, watches=watches) for one in some]
     _check_alike(found)
     return found, is_list
 

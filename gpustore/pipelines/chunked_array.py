@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
+from gpustore.pipelines.seen_generations import SeenGenerations
 from gpustore.planning.cell_numbers import CellNumbers
 from gpustore.planning.chunk_format import ChunkFormat, KeyNames
 from gpustore.planning.chunk_grid import ChunkGrid
@@ -115,6 +117,8 @@ class ChunkedArray:
         Other names of chunks than their indices.
     stored : ChunkedArray, optional
         Array of stored chunks, if this one is its view of cached chunks; see :meth:`reader`.
+    seen : SeenGenerations, optional
+        Generations that reads note; `store` notes those of what it reads.
     """
 
     store: KvStoreDriver
@@ -140,6 +144,7 @@ class ChunkedArray:
     grid: RectilinearGrid | None = None
     names: KeyNames | None = None
     stored: ChunkedArray | None = None
+    seen: SeenGenerations | None = None
     waiting: Waiting = field(default_factory=Waiting, init=False, compare=False, repr=False)
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
@@ -207,6 +212,8 @@ class ChunkedArray:
         """Open the directory of the chunks' files, for the native core."""
         directory = self.store.key_directory(self.key_prefix)
         assert directory is not None
+        if self.seen is not None:
+            directory.note = partial(self.seen.note_files, self.key_ratio)
         return directory
 
     def file_system(self) -> int | None:
@@ -298,11 +305,15 @@ class ChunkedArray:
     def cell_numbers(self) -> CellNumbers:
         """Numbers of the innermost chunks in the caches of devices."""
         assert self.residence is not None
+        return CellNumbers(self.key_counts, self.residence.inner)
+
+    @property
+    def key_counts(self) -> tuple[int, ...]:
+        """Number of keys along each dimension that keys have."""
         if self.grid is not None:
-            return CellNumbers(self.grid.cells(self.shape), self.residence.inner)
+            return self.grid.cells(self.shape)
         sizes = zip(self.shape[: self.key_rank], self.chunk_shape, self.key_ratio)
-        keys = tuple([-(-size // (chunk * ratio)) for size, chunk, ratio in sizes])
-        return CellNumbers(keys, self.residence.inner)
+        return tuple([-(-size // (chunk * ratio)) for size, chunk, ratio in sizes])
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop the chunks of `keys`, which were or may have been changed, from all caches."""

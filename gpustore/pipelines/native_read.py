@@ -123,10 +123,10 @@ class NativeRead:
         """Count what was done, and read what was left."""
         counts = job.counts()
         end(partial(count, counts))
-        if not counts.left:
-            return
         try:
-            self._read_left(job.table, job.left())
+            job.note()
+            if counts.left:
+                self._read_left(job.table, job.left())
         except Exception as error:
             without_locals(error)
             with self._lock:

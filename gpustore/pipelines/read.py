@@ -150,7 +150,7 @@ def strided_read(
     array: ChunkedArray, transform: IndexTransform, output: Output
 ) -> StridedRead | None:
     """Return the read if the native core plans it; None if it has to be planned in Python."""
-    if array.native is None or array.grid is not None:
+    if array.native is None or array.grid is not None or array.seen is not None:
         return None
     maps = strided_maps(transform, array.shape, array.chunk_shape)
     if maps is None or maps[0] > min(MOST_ROWS, array.limits.chunks_per_request):

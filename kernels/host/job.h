@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 22418719959762079;
+constexpr i64 ABI = 28828888245141624;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -90,7 +90,6 @@ struct Staging {
     u8* memory;
     i64 nbytes, alignment;
     i64 *at, *size;           // of each row
-    i64* generation;          // device, inode, time of modification in ns and size of each row's file
     std::atomic<i64>* used;   // bytes that are taken from the start
     i64 behind;               // bytes behind the frame in a value
     i64* content;             // decoded bytes of each Zstandard frame (headers.h), 0 in doubt; null if values are none
@@ -145,6 +144,7 @@ struct Job {
     Staging* staging;         // null if values are decoded and placed
     const u8* const* values;  // encoded values in memory, null for missing ones; null for files
     const i64* sizes;         // bytes of each of them
+    i64* generation;          // device, inode, time of modification in ns and size of each row's file, or null
     u8* status;               // of each row
     std::atomic<i64>* decoded;  // bytes so far, which Python may look at meanwhile
     std::atomic<i64> next;    // unit that is taken next

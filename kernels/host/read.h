@@ -81,6 +81,7 @@ private:
                 status = decode_value(row);
             else if (!error)
                 status = read_row(row);
+            if (job_.generation && !error && !job_.values) file_.generation(job_.generation + 4 * row);
             left_ += status >= NOT_DONE;
             missing_ += status == MISSING;
             job_.status[row] = status;
@@ -173,7 +174,6 @@ private:
         u8* out = staging.memory + at;
         if (decodes ? !decode_file(range, out) : !file_.read(out, nbytes, range.start)) return NOT_DONE;
         staging.at[row] = at, staging.size[row] = nbytes;
-        file_.generation(staging.generation + 4 * row);
         const Value frame = {out, nbytes - staging.behind};
         if (staging.content) staging.content[row] = ZstdFrame(frame).content();
         if (staging.frames) {  // Whether they have the right size is asked later.

@@ -154,6 +154,23 @@ def test_grids_and_batches_on_the_host_are_those_of_the_host(host):
         del store
 
 
+@pytest.mark.parametrize("is_resident", [False, True])
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_a_chunk_that_changes_is_an_error(tmp_path, place, is_resident):
+    path = "memory://changing-there/" if place == "memory" else str(tmp_path / "a.zarr")
+    store = written(path, VALUES.astype("uint16"), (8, 8, 8), codec="zstd")
+    pool = {"device_cache_pool": {"total_bytes_limit": 10**7 * is_resident}}
+    with emulated() as device:
+        context = gpustore.Context(pool, CONTEXT)
+        on_device = gpustore.open(path, context=context, device=device.name).result()
+        loader = PatchLoader(on_device, **plain())
+        assert len([*loader]) == len([*loader]) == 10
+        store[9, 9, 9].write(0).result()
+        with pytest.raises(gpustore.ConflictError, match=r"patches of array 'image'.*has changed"):
+            list(loader)
+        del on_device, loader
+
+
 def test_a_batch_is_one_launch_and_no_wait(host):
     """Of all its arrays, where it has patches of two windows too."""
     with emulated() as device:

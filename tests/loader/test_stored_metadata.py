@@ -1,5 +1,7 @@
 """Arrays that change while a loader reads them."""
 
+import itertools
+import pickle
 import shutil
 
 import numpy as np
@@ -9,6 +11,7 @@ import gpustore
 from gpustore.loader import PatchLoader, RandomPatches
 
 VALUES = np.zeros((8, 8), "uint8")
+NUMBERS = itertools.count(1)
 
 
 def created(path, values=VALUES, **words):
@@ -96,3 +99,76 @@ def test_attributes_may_change(tmp_path):
     assert len([*some]) == 2
     gpustore.open(path).result().attrs["note"] = "seen"
     assert len([*some]) == 2
+
+
+SAMPLER = RandomPatches((4, 4), per_epoch=16, window=32)
+
+
+def write(store, **_):
+    store[5:6, 5:6].write(7).result()
+
+
+def remove(store, **_):
+    store.kvstore.delete_range(gpustore.KvStore.KeyRange("c/", "d")).result()
+    store.kvstore.delete_range(gpustore.KvStore.KeyRange("0", "2")).result()
+
+
+@pytest.mark.parametrize("change", [write, remove])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"codec": "zstd"},
+        {"codec": "zstd", "shards": (8, 8)},
+        {"codec": "zstd", "zarr_format": 2},
+        {"codec": None},
+    ],
+    ids=["zstd", "shards", "v2", "raw"],
+)
+@pytest.mark.parametrize("place", ["file", "memory", "cache"])
+def test_a_chunk_that_changes_between_epochs_is_an_error(tmp_path, change, words, place):
+    path = "memory://changing/" if place == "memory" else str(tmp_path / "a.zarr")
+    context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**6 * (place == "cache")}})
+    store = created(path, VALUES + 1, **words, context=context)
+    some = PatchLoader({"cells": store}, sampler=SAMPLER, batch_size=4)
+    assert len([*some]) == len([*some]) == 4
+    change(store)
+    with pytest.raises(gpustore.ConflictError, match=r"patches of array 'cells'.*has changed") as e:
+        list(some)
+    assert e.value.key.startswith(store.kvstore.path)
+    with pytest.raises(gpustore.ConflictError):  # Until there is another loader.
+        list(some)
+    assert len([*PatchLoader(store, sampler=SAMPLER, batch_size=4)]) == 4
+
+
+def test_a_chunk_that_changes_within_an_epoch_is_an_error_where_it_is_read_again(tmp_path):
+    store = created(str(tmp_path / "a.zarr"))
+    sampler = RandomPatches((4, 4), per_epoch=40, window=16)
+    batches = iter(PatchLoader(store, sampler=sampler, batch_size=2, prefetch=0))
+    next(batches)
+    store.write(1).result()  # It was missing.
+    with pytest.raises(gpustore.ConflictError, match=r"patches of array 'image'.*has changed"):
+        list(batches)
+
+
+def test_chunks_may_change_if_that_is_wanted(tmp_path):
+    store = created(str(tmp_path / "a.zarr"))
+    some = PatchLoader(store, sampler=SAMPLER, batch_size=4, on_change="ignore")
+    assert not any(batch["image"].any() for batch in some)
+    store.write(1).result()
+    assert all(batch["image"].all() for batch in some)
+
+
+def test_views_are_watched_also_in_another_process(tmp_path):
+    store = created(str(tmp_path / "a.zarr"))
+    view = gpustore.cast(store, "float32")[..., 4:]
+    some = PatchLoader(view, sampler=RandomPatches((2, 2), per_epoch=8), batch_size=4)
+    for one in some, pickle.loads(pickle.dumps(some)):
+        list(one)
+        store[5, 5].write(next(NUMBERS)).result()
+        with pytest.raises(gpustore.ConflictError, match="has changed"):
+            list(one)
+
+
+def test_choices_that_do_not_exist_are_errors():
+    with pytest.raises(ValueError, match="on_change: expected"):
+        PatchLoader(gpustore.array(VALUES), sampler=SAMPLER, batch_size=4, on_change="skip")

@@ -41,7 +41,7 @@ def test_chunks_are_those_of_the_elements(kind, begin, patch, places):
     store = stored(kind)
     if kind == "regular":
         store = store[:, begin:]  # A view, whose first chunk is smaller.
-    volume = Volume({"a": store}, patch)
+    volume = Volume({"a": store}, patch, watches=True)
     room = np.array(volume.shape) - patch
     origins = np.array([np.multiply(place, room).astype(int) for place in places])
     numbers = np.arange(len(origins))

@@ -153,20 +153,23 @@ def fetch_files(
     ------
     CancelledError
         If the work of this thread is no longer wanted.
+    ConflictError
+        If a file has changed since it was read before, where generations are noted.
     """
     rows = table.rows
     found = np.zeros(6 * rows, np.int64)
     here = address_of(found)
-    columns = here, here + 8 * rows, here + 16 * rows
+    columns = here, here + 8 * rows
     begin = address_of(memory.data)
     headers = None if frames is None else StagedHeaders(frames, rows)
     words = (0, 0, 0) if headers is None else headers.words
     staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address, *words))
-    job = Job.of(array, table, (), (), (), directory, 1, staging)
+    generation = found[2 * rows : 6 * rows].view(np.uint64).reshape(rows, 4)
+    job = Job.of(array, table, (), (), (), directory, 1, staging, generation=generation)
     wanted = CancelToken.current()
     while job.read(wanted) == AGAIN:
         wanted.check()
-    generation = found[2 * rows : 6 * rows].view(np.uint64).reshape(rows, 4)
+    job.note()
     at, nbytes = found[:rows], found[rows : 2 * rows]
     known = None if headers is None else headers.found
     return FetchedFiles(at, nbytes, generation, job.statuses(), job.counts(), known)

@@ -75,13 +75,17 @@ class Job:
     ----------
     table : RowTable
         Rows that are read.
+    generation : uint64 array of shape (rows, 4), optional
+        Device, inode, time of modification in nanoseconds and size of the file of each row.
     """
 
     table: RowTable
+    generation: NDArray[np.uint64] | None
     _struct: numbers[int]
     _address: int
     _small: numbers[int]
     _status: int
+    _directory: KeyDirectory | None
     _kept: tuple[Any, ...]
 
     @classmethod
@@ -96,6 +100,7 @@ class Job:
         threads: int,
         staging: numbers[int] | None = None,
         values: tuple[numbers[int], numbers[int]] | None = None,
+        generation: NDArray[np.uint64] | None = None,
     ) -> Job:
         """Make the job for the rows of `table`.
 
@@ -114,7 +119,11 @@ class Job:
             Struct ``Staging``, if values are fetched and neither decoded nor placed.
         values : (addresses, sizes), optional
             Encoded values in host memory, address 0 for missing ones, if no files are read.
+        generation : uint64 array of shape (rows, 4), optional
+            Attribute that is filled; by default a new one if `directory` notes generations.
         """
+        if generation is None and directory is not None and directory.note is not None:
+            generation = np.zeros((table.rows, 4), np.uint64)
         words = table.words
         at = address_of(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
         cells, first, src, dst, count, target = [at + 8 * offset for offset in table.offsets()]
@@ -148,17 +157,20 @@ class Job:
                 *(len(table.points), here + points, threads),
                 staging.buffer_info()[0] if staging else 0,
                 *((values[0].buffer_info()[0], values[1].buffer_info()[0]) if values else (0, 0)),
+                0 if generation is None else address_of(generation),
                 *(here + status, here + 8 * (len(small) - 1)),
                 *_AT_FIRST,
             ),
         )
         return cls(
             table,
+            generation,
             struct,
             struct.buffer_info()[0],
             small,
             status // 8,
-            (array, table, out, directory, staging, values),
+            directory,
+            (array, out, staging, values),
         )
 
     def read(self, wanted: CancelToken) -> int:
@@ -191,6 +203,19 @@ class Job:
     def statuses(self) -> memoryview:
         """Return the status of each row, once the job is over."""
         return memoryview(self._small)[self._status :].cast("B")[: self.table.rows]
+
+    def note(self) -> None:
+        """Note the generations of the files, once the job is over, if the directory wants them.
+
+        Raises
+        ------
+        ConflictError
+            If a file has changed since it was read before.
+        """
+        if self._directory is not None and self._directory.note is not None:
+            cells = self.table.columns().cells
+            statuses = np.frombuffer(self.statuses(), np.uint8)
+            self._directory.note(cells, self.generation, statuses)
 
     def left(self) -> list[int]:
         """Return the rows that Python must read, once the job is over."""

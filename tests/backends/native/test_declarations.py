@@ -141,7 +141,9 @@ def test_a_job(tmp_path):
     outs = [memory_of(np.zeros(one, "u2")) for one in (5, 7)]
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
     staging, values = numbers("q", [0]), (numbers("q", [1]), numbers("q", [2]))
-    job = Job.of(array.native, table, [[2], [4]], [[6], [8]], outs, directory, 13, staging, values)
+    generation = np.zeros((3, 4), "u8")
+    wanted = {"staging": staging, "values": values, "generation": generation}
+    job = Job.of(array.native, table, [[2], [4]], [[6], [8]], outs, directory, 13, **wanted)
     found = at(job._struct.buffer_info()[0], "Job")
     here = table.words.buffer_info()[0]
     edges = {"unit": 0, "cells": 3, "first": 9, "src_start": 13, "dst_start": 17, "count": 21}
@@ -166,7 +168,7 @@ def test_a_job(tmp_path):
     assert found == {
         **{"array": array.native.address, "directory": directory.descriptor, "resolve": 12},
         **{"units": 2, "rows": 3, "regions": 4, "rank": 1, "point_sets": 1, "threads": 13},
-        "staging": staging.buffer_info()[0],
+        **{"staging": staging.buffer_info()[0], "generation": data(generation)},
         **{"values": values[0].buffer_info()[0], "sizes": values[1].buffer_info()[0]},
         **dict.fromkeys(("next", "finished", "reads", "fetched", "missing", "left"), 0),
     }
