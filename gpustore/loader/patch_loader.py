@@ -15,6 +15,7 @@ from gpustore.loader.batches import Batch, BatchesAhead
 from gpustore.loader.device_batches import DeviceBatches
 from gpustore.loader.division import Division
 from gpustore.loader.element_conversion import ElementConversion
+from gpustore.loader.epochs import Epochs
 from gpustore.loader.explanation import LoaderExplanation, explained
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.grid_patches import GridPatches
@@ -53,8 +54,7 @@ class PatchLoader:
     does not wait. Memory of a batch is free, in the order of that stream, once nobody refers to it.
 
     PyTorch's ``DataLoader(loader, batch_size=None)`` gives the same batches, also with workers,
-    each of which makes some of them, and so reads most windows. Workers begin each epoch with a
-    copy of this loader: call :meth:`set_epoch` before, as for PyTorch's ``DistributedSampler``.
+    each of which makes some of them, and so reads most windows. Epochs go on with workers, too.
 
     Parameters
     ----------
@@ -101,11 +101,6 @@ class PatchLoader:
         Arrays whose metadata have changed are always an error.
     transform : callable, optional
         Called with each batch, of whose arrays it may make others; its result is the batch.
-
-    Attributes
-    ----------
-    epoch : int
-        Epoch that the next iteration gives.
 
     Raises
     ------
@@ -200,9 +195,10 @@ class PatchLoader:
             )
         check_alike(dist, self._fingerprint())
         self._register()
-        self.epoch = 0
+        self._epochs = Epochs()
         self._position = 0
-        self._first: int | None = None
+        self._first: tuple[int, int] | None = None
+        """Epoch and position of a state that was loaded."""
         self._worker: Ranks | None = None
         self._iterator: Generator[Batch] | BatchesAhead | None = None
 
@@ -217,21 +213,13 @@ class PatchLoader:
         """
         self._end()
         self._statistics.begin()
-        worker, workers = worker_of()
-        if workers > 1 and self._volumes[0].device != "cpu":
+        place = worker_of()
+        if place is not None and self._volumes[0].device != "cpu":
             raise gpustore.UnsupportedError(
                 "Workers of a DataLoader make no batches on a device: use num_workers=0"
             )
-        first, self._first = self._first, None
-        if first is None or self._worker is None:
-            first = (first or 0) + worker
-        elif self._worker != (worker, workers):
-            raise gpustore.ConflictError(
-                f"The state is that of worker {self._worker[0]} of {self._worker[1]}, and this is "
-                f"worker {worker} of {workers}: go on with as many workers"
-            )
-        self._position, self._worker = first, (worker, workers) if workers > 1 else None
-        numbers = range(first, self._division.batches, workers)
+        numbers = self._numbers(place)
+        workers = numbers.step
         batches: Generator[Batch] | BatchesAhead = self._made(self.epoch, numbers)
         if self._prefetch:
             batches = BatchesAhead(batches, self._prefetch)
@@ -247,17 +235,48 @@ class PatchLoader:
                     del batch
                     # Behind `transform`: a batch that it fails on comes again.
                     self._position = number + workers
-                    if workers == 1 and number == numbers[-1]:
+                    if place is None and number == numbers[-1]:
                         self._begin_next_epoch()
                     yield given.pop()  # Only the program keeps it.
             # Other workers may not be that far: their states have the epoch and their last batch.
-            if workers > 1 or not numbers:
+            if place is not None:
+                self._epochs.end(place)
+            elif not numbers:
                 self._begin_next_epoch()
         finally:
             batches.close()
 
+    def _numbers(self, place: Ranks | None) -> range:
+        """Begin an iteration; return the numbers of the batches of this process."""
+        worker, workers = place or (0, 1)
+        epoch = self.epoch if place is None else self._epochs.begin(place)
+        first, self._first = self._first, None
+        if first is None or first[0] != epoch:  # Epochs of workers may have gone by since.
+            position = worker
+        elif self._worker is None:
+            position = first[1] + worker
+        elif self._worker == (worker, workers):
+            position = first[1]
+            is_ended = position >= len(self)
+            if is_ended and place is not None and self._epochs.shared > epoch:  # For all workers.
+                self._epochs.begin(place)
+                position -= len(self)  # The DataLoader asks workers in turn, as it did before.
+        else:
+            raise gpustore.ConflictError(
+                f"The state is that of worker {self._worker[0]} of {self._worker[1]}, and this is "
+                f"worker {worker} of {workers}: go on with as many workers"
+            )
+        self._position, self._worker = position, (worker, workers) if workers > 1 else None
+        return range(position, len(self), workers)
+
     def _begin_next_epoch(self) -> None:
-        self.epoch, self._position, self._worker = self.epoch + 1, 0, None
+        self._epochs.choose(self.epoch + 1)
+        self._position, self._worker = 0, None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch that the next iteration gives, also of worker processes of a DataLoader."""
+        return self._epochs.now
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with an epoch; its own one goes on where it was loaded.
@@ -267,7 +286,8 @@ class PatchLoader:
         epoch = whole_number(epoch, "epoch", 0)
         if epoch != self.epoch:
             self._end()
-            self.epoch, self._position, self._first = epoch, 0, None
+            self._epochs.choose(epoch)
+            self._position, self._first = 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is: behind the last batch that the program got, as JSON."""
@@ -314,8 +334,16 @@ class PatchLoader:
             number, workers = listed(worker, "worker", "its number and that of all", 2)
             worker = number, workers
         self._end()
-        self.epoch, self._position, self._first = epoch, position, position
-        self._worker = worker
+        if worker is None and position >= len(self):  # As the only worker leaves it.
+            epoch, position = epoch + 1, 0
+        place = worker_of()
+        if place is None:
+            self._epochs.choose(epoch)
+        else:
+            self._epochs.load(epoch, place)
+            if worker is not None and position >= len(self):
+                self._epochs.end(place)
+        self._position, self._first, self._worker = position, (epoch, position), worker
 
     def explain(self) -> LoaderExplanation:
         """Estimate what :attr:`epoch` will read; no stored value is read.

@@ -119,8 +119,8 @@ def _environment() -> Ranks:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def worker_of() -> Ranks:
-    """Return the number of this worker process of a DataLoader, and of how many; (0, 1) else."""
+def worker_of() -> Ranks | None:
+    """Return the number of this worker process of a DataLoader, and of how many; None elsewhere."""
     torch = sys.modules.get("torch")
     info = None if torch is None else torch.utils.data.get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)
+    return None if info is None else (info.id, info.num_workers)

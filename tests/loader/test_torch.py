@@ -1,5 +1,9 @@
 """Loaders as data sets of PyTorch's DataLoader."""
 
+import os
+import pickle
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -69,27 +73,57 @@ def test_a_state_goes_on_in_two_workers(store):
     assert origins(found) == whole[5:]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", False), ("fork", True), ("spawn", False)]
+)
+def test_epochs_go_on_in_workers(store, method, persistent):
+    whole = loader(store)
+    expected = [origins(whole) for _ in range(3)]
+    some = loader(store)
+    workers = {"num_workers": 2, "multiprocessing_context": method}
+    batches = data.DataLoader(some, batch_size=None, persistent_workers=persistent, **workers)
+    assert [origins(batches) for _ in range(2)] == expected[:2]
+    assert some.epoch == 2
+    next(iter(batches))  # An epoch that is not ended comes again.
+    assert origins(batches) == expected[2]
+    some.set_epoch(1)
+    assert origins(batches) == expected[1]
+
+
+def test_another_process_has_epochs_of_its_own(store):
+    some = loader(store)
+    copy = pickle.loads(pickle.dumps(some))
+    list(copy)
+    process = os.fork()
+    if not process:
+        list(some)
+        os._exit(some.epoch)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == copy.epoch == 1
+    assert some.epoch == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "stop"), [(0, 7), (0, 15), (1, 15), (2, 7), (2, 14), (2, 15), (2, 19)]
+)
 @pytest.mark.filterwarnings("ignore")
-def test_a_stateful_data_loader_goes_on_exactly(store, workers):
+def test_a_stateful_data_loader_goes_on_exactly(store, workers, stop):
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     options = {"multiprocessing_context": "fork"} if workers else {}
 
     def begun():
-        found = stateful(loader(store), batch_size=None, num_workers=workers, **options)
-        found.dataset.set_epoch(1)
-        return found
+        return stateful(loader(store), batch_size=None, num_workers=workers, **options)
+
+    def forever(batches):
+        while True:
+            yield from batches
 
     whole = loader(store)
-    whole.set_epoch(1)
-    expected = origins(whole)
+    expected = [*origins(whole), *origins(whole), *origins(whole)]
     stopped = begun()
-    batches = iter(stopped)
-    found = [next(batches) for _ in range(7)]
-    state = stopped.state_dict()
+    found = origins(islice(forever(stopped), stop))
     again = begun()
-    again.load_state_dict(state)
-    assert origins(found) + origins(again) == expected
+    again.load_state_dict(stopped.state_dict())
+    assert found + origins(islice(forever(again), 45 - stop)) == expected
 
 
 def lightning_model(lightning):
@@ -113,9 +147,18 @@ def lightning_model(lightning):
     return Model()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_goes_on_exactly(store, tmp_path):
+def test_lightning_goes_on_exactly(store, tmp_path, workers):
     lightning = pytest.importorskip("lightning")
+
+    def batches():
+        found = loader(store, normalize=(0, 1440))
+        if not workers:
+            return found
+        stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+        options = {"num_workers": workers, "multiprocessing_context": "fork"}
+        return stateful(found, batch_size=None, **options)
 
     def fit(checkpoint=None):
         callback = lightning.pytorch.callbacks.ModelCheckpoint(
@@ -131,7 +174,7 @@ def test_lightning_goes_on_exactly(store, tmp_path):
             callbacks=[callback],
         )
         model = lightning_model(lightning)
-        trainer.fit(model, loader(store, normalize=(0, 1440)), ckpt_path=checkpoint)
+        trainer.fit(model, batches(), ckpt_path=checkpoint)
         return model
 
     whole = fit()
