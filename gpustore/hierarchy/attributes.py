@@ -163,15 +163,48 @@ class Attributes(Mapping[str, JsonValue]):
         """Set these attributes and remove all others; arguments and errors of :meth:`update`."""
         return self._set(values, keep=False)
 
+    def change(self, changed: Callable[[dict[str, JsonValue]], Mapping[str, Any]]) -> Future[None]:
+        """Replace the attributes by what a function makes of those that are stored.
+
+        Parameters
+        ----------
+        changed : callable
+            Gets a dict of its own of the stored attributes and returns the new ones; called again
+            if another writer was faster. NumPy scalars count as numbers.
+
+        Returns
+        -------
+        Future
+            Resolves when the attributes are stored.
+
+        Raises
+        ------
+        MetadataError, NotFoundError, ConflictError, StoreIOError
+            Through the Future, and errors of the function.
+
+        Examples
+        --------
+        >>> import gpustore
+        >>> group = gpustore.open_group("memory://c", create=True, attributes={"n": 1}).result()
+        >>> group.attrs.change(lambda stored: {"n": stored["n"] + 1}).result()
+        >>> group.attrs
+        Attributes({'n': 2})
+        """
+        return self._change(lambda stored: self._checked(changed(copy.deepcopy(stored))))
+
     def _set(self, values: Mapping[str, Any], *, keep: bool) -> Future[None]:
         try:
-            given = json_attributes(values)
+            given = self._checked(values)
         except MetadataError as error:
             return failed(error)
+        return self._change(lambda stored: {**stored, **given} if keep else given)
+
+    def _checked(self, values: Mapping[str, Any]) -> dict[str, JsonValue]:
+        given = json_attributes(values)
         wrong = ", ".join(map(quote, sorted(self._reserved.intersection(given))))
         if wrong:
-            return failed(MetadataError(f"{wrong} of the metadata of the array is no attribute"))
-        return self._change(lambda stored: {**stored, **given} if keep else given)
+            raise MetadataError(f"{wrong} of the metadata of the array is no attribute")
+        return given
 
     def _change(
         self, changed: Callable[[dict[str, JsonValue]], dict[str, JsonValue]]

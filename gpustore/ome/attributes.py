@@ -84,14 +84,18 @@ def restate(
     version : {"0.4", "0.5", "0.6"}
     member : str
     changed : callable
-        Gets what is stored, None if there is nothing, and returns what shall be.
+        Gets what is stored, None if there is nothing, and returns what shall be; it is called
+        again if somebody else was faster.
     """
-    attributes: Any = group.attrs.read().result()
-    ome = attributes if version == "0.4" else attributes.get("ome", {})
-    new = stated(version, **{member: changed(ome.get(member))})
-    if version != "0.4":
-        new["ome"] = {**ome, **new["ome"]}
-    group.attrs.update(new).result()
+
+    def restated(attributes: dict[str, Any]) -> dict[str, Any]:
+        ome = attributes if version == "0.4" else attributes.get("ome", {})
+        new = stated(version, **{member: changed(ome.get(member))})
+        if version != "0.4":
+            new["ome"] = {**ome, **new["ome"]}
+        return {**attributes, **new}
+
+    group.attrs.change(restated).result()
 
 
 def _axis_json(axis: Axis) -> dict[str, str]:

@@ -5,38 +5,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import gpustore
 from gpustore.ome.attributes import stated
-from gpustore.ome.channels import Channel
 from gpustore.ome.filling import source_of
 from gpustore.ome.image import Image
-from gpustore.ome.new_image import FORMATS, make_image, new_image
+from gpustore.ome.new_image import FORMATS, ImageProperties, NewDocuments, new_image
 from gpustore.ome.plate import Plate
 
 
 def create(
     url: str | os.PathLike[str] | Mapping[str, Any],
     *,
-    shape: Sequence[int] | None = None,
-    dtype: Any = None,
-    axes: str | Sequence[Any] | None = None,
-    scale: float | Sequence[float] | Mapping[str, float] | None = None,
-    translation: float | Sequence[float] | Mapping[str, float] | None = None,
-    units: str | Mapping[str, Any] | None = None,
-    channels: Sequence[str | Channel] | None = None,
-    name: str | None = None,
-    version: str | None = None,
-    levels: int | None = 1,
-    chunks: Any = None,
-    shards: Any = None,
-    codec: Any = "zstd",
-    fill_value: Any = None,
-    like: Image | None = None,
     overwrite: bool = False,
     device: str | None = None,
     context: gpustore.Context | Mapping[str, Any] | None = None,
+    **properties: Unpack[ImageProperties],
 ) -> Image:
     """Create an image of OME-Zarr, without elements.
 
@@ -67,8 +52,9 @@ def create(
         or less. Axes of space are halved whose elements are less than twice as far apart as those
         of the finest axis. :meth:`Image.build_pyramid` makes levels, too.
     chunks, shards, codec, fill_value
-        As those of :func:`gpustore.open`. Chunks are of about 1 MiB by default, of one time and
-        channel; there are no shards.
+        As those of :func:`gpustore.open`. By default chunks are of about 1 MiB, of one time and
+        channel; there are no shards; integers of 16 bits are encoded by Blosc with LZ4 and shuffled
+        bits, other elements by zstd.
     like : Image, optional
         Image that gives what is not given here: shape, data type, axes with their units, scale,
         translation, channels, name, version and chunks.
@@ -100,36 +86,18 @@ def create(
     >>> [level.shape for level in image.levels]
     [(20, 512, 512), (20, 256, 256), (20, 128, 128)]
     """
-    image = new_image(
-        shape=shape,
-        dtype=dtype,
-        axes=axes,
-        scale=scale,
-        translation=translation,
-        units=units,
-        channels=channels,
-        name=name,
-        version=version,
-        levels=levels,
-        chunks=chunks,
-        shards=shards,
-        codec=codec,
-        fill_value=fill_value,
-        like=like,
-    )
-
-    def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
-        return gpustore.open_group(
-            _place(url),
-            zarr_format=FORMATS[image.version],
-            create=True,
-            delete_existing=overwrite,
-            attributes=attributes,
-            device=device,
-            context=context,
-        ).result()
-
-    return Image.of_group(make_image(image, make_group))
+    image = new_image(properties)
+    documents = NewDocuments.of(image)
+    group = gpustore.open_group(
+        _place(url),
+        zarr_format=FORMATS[image.version],
+        create=True,
+        delete_existing=overwrite,
+        device=device,
+        context=context,
+    ).result()
+    documents.store([group])
+    return Image.of_group(group)
 
 
 def write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import gpustore
 from gpustore import MetadataError
@@ -16,7 +16,7 @@ from gpustore.ome.guests import to_napari, to_xarray
 from gpustore.ome.level import Level
 from gpustore.ome.members import json_object, member_path, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
-from gpustore.ome.new_label import make_label
+from gpustore.ome.new_label import LabelProperties, make_label
 from gpustore.ome.opened import Opened, group_of, is_absent
 from gpustore.ome.pyramid import METHODS, build, forget
 from gpustore.ome.transforms import AxisTransform
@@ -267,13 +267,8 @@ class Image:
         self,
         name: str,
         *,
-        dtype: Any = "uint32",
-        axes: str | Sequence[Any] | None = None,
-        levels: int | None = None,
         colors: Mapping[int, Sequence[int]] | None = None,
-        chunks: Any = None,
-        shards: Any = None,
-        codec: Any = "zstd",
+        **properties: Unpack[LabelProperties],
     ) -> Image:
         """Create a label image, without elements, where the image is.
 
@@ -284,16 +279,16 @@ class Image:
         ----------
         name : str
             Name of the label image.
+        colors : dict, optional
+            Red, green, blue and alpha, each from 0 to 255, by label.
         dtype : dtype
-            Integers; 0 is the background.
+            Integers, of 32 bits without a sign by default; 0 is the background.
         axes : str or sequence of str or Axis, optional
             Axes, in the order of those of the image; all but that of channels by default.
         levels : int, optional
             Number of levels, as many as the image has by default: of the same shapes.
         chunks, shards, codec
-            As those of :func:`gpustore.ome.create`.
-        colors : dict, optional
-            Red, green, blue and alpha, each from 0 to 255, by label.
+            As those of :func:`gpustore.ome.create`; zstd by default.
 
         Returns
         -------
@@ -307,17 +302,7 @@ class Image:
         AlreadyExistsError
             If there is a label image of the name.
         """
-        made = make_label(
-            self,
-            name,
-            dtype=dtype,
-            axes=axes,
-            levels=levels,
-            colors=colors,
-            chunks=chunks,
-            shards=shards,
-            codec=codec,
-        )
+        made = make_label(self, name, colors, **properties)
         self.__dict__.pop("labels", None)
         return Image.of_group(made)
 

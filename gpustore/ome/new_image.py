@@ -1,11 +1,11 @@
-"""Groups and arrays of new images: :func:`make_image`."""
+"""Properties and documents of new images: :func:`new_image` and :class:`NewDocuments`."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 
@@ -17,16 +17,21 @@ from gpustore.ome.layout import (
     axes_of,
     coarser,
     default_chunks,
+    default_codec,
     inside_shards,
     level_factors,
     numbers_of,
 )
+from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis, multiscale, ome_of
 from gpustore.ome.transforms import AxisTransform
 
 _COLORS: Final = ("0000FF", "00FF00", "FF0000", "FF00FF", "00FFFF", "FFFF00")
 FORMATS: Final = {"0.4": 2, "0.5": 3, "0.6": 3}
 """Version of Zarr by version of OME-Zarr."""
+
+_ABSENT: Final = b"\x02"
+"""Condition of a write: nothing is stored under the key."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +83,39 @@ class NewImage:
         return found
 
 
-def new_image(
-    *,
-    shape: Sequence[int] | None = None,
-    dtype: Any = None,
-    axes: str | Sequence[Any] | None = None,
-    scale: Any = None,
-    translation: Any = None,
-    units: Any = None,
-    channels: Sequence[str | Channel] | None = None,
-    name: str | None = None,
-    version: str | None = None,
-    levels: int | None = 1,
-    chunks: Any = None,
-    shards: Any = None,
-    codec: Any = "zstd",
-    fill_value: Any = None,
-    like: Any = None,
-) -> NewImage:
-    """Return the properties of an image; see :func:`gpustore.ome.create`."""
+class ArrayProperties(TypedDict, total=False):
+    """Properties of the arrays of a new image, as those of :func:`gpustore.open`."""
+
+    chunks: Any
+    shards: Any
+    codec: Any
+
+
+class ImageProperties(ArrayProperties, total=False):
+    """Properties of a new image; see :func:`gpustore.ome.create`."""
+
+    shape: Sequence[int] | None
+    dtype: Any
+    axes: str | Sequence[Any] | None
+    scale: float | Sequence[float] | Mapping[str, float] | None
+    translation: float | Sequence[float] | Mapping[str, float] | None
+    units: str | Mapping[str, Any] | None
+    channels: Sequence[str | Channel] | None
+    name: str | None
+    version: str | None
+    levels: int | None
+    fill_value: Any
+    like: Any
+
+
+def new_image(properties: Mapping[str, Any]) -> NewImage:
+    """Return a new image of some :class:`ImageProperties`, checked."""
+    check_names(properties, ImageProperties)
+    get = properties.get
+    shape, dtype, axes = get("shape"), get("dtype"), get("axes")
+    scale, translation, channels = get("scale"), get("translation"), get("channels")
+    name, version, like = get("name"), get("version"), get("like")
+    levels, chunks, shards = get("levels", 1), get("chunks"), get("shards")
     if like is not None:
         finest = like.level(0)
         shape = finest.shape if shape is None else shape
@@ -111,15 +130,15 @@ def new_image(
         if chunks is None and shards is None and len(shape) == len(finest.shape):
             chunks = finest.chunks
     if shape is None or dtype is None or axes is None:
-        given = {"shape": shape, "dtype": dtype, "axes": axes}
-        missing = [word for word, one in given.items() if one is None]
+        needed = {"shape": shape, "dtype": dtype, "axes": axes}
+        missing = [word for word, one in needed.items() if one is None]
         raise TypeError(f"expected {', '.join(missing)}, or an image that it is `like`")
     version = version or "0.5"
     if version not in FORMATS:
         raise gpustore.UnsupportedError(f"version: expected 0.4, 0.5 or 0.6, got {version!r}")
     if levels is not None and operator.index(levels) < 1:
         raise ValueError(f"levels: expected at least 1, got {levels}")
-    described = axes_of(axes, units)
+    described = axes_of(axes, get("units"))
     extents = tuple(operator.index(n) for n in shape)
     if len(extents) != len(described):
         names = ", ".join(axis.name for axis in described)
@@ -144,62 +163,99 @@ def new_image(
         version,
         name or "",
         _omero(channels, described, extents, element.array_dtype),
-        {"chunks": chunks, "shards": shards, "codec": codec, "fill_value": fill_value},
+        {
+            "chunks": chunks,
+            "shards": shards,
+            "codec": get("codec", default_codec(element.array_dtype)),
+            "fill_value": get("fill_value"),
+        },
     )
 
 
-def make_image(
-    image: NewImage, make_group: Callable[[Mapping[str, Any]], gpustore.Group], **members: Any
-) -> gpustore.Group:
-    """Create the arrays of an image and then its attributes.
+def check_names(given: Mapping[str, Any], kind: Any) -> None:
+    """Raise TypeError if a name is none of a TypedDict without required names."""
+    unknown = given.keys() - kind.__optional_keys__
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
 
-    Parameters
+
+@dataclass(frozen=True)
+class NewDocuments:
+    """Documents of a new image, of which none is stored yet.
+
+    Attributes
     ----------
-    image : NewImage
-    make_group : callable
-        Creates the group with the attributes it gets.
-    **members
-        Other members of OME-Zarr that the group has.
-
-    Returns
-    -------
-    Group
+    attributes : dict
+        Attributes of its group.
+    arrays : dict of str to bytes
+        Documents of its arrays, by key below the group.
     """
-    paths = [str(number) for number in range(len(image.level_shapes))]
-    where = "new image: "
-    attributes = image_attributes(
-        image.version,
-        image.axes,
-        dict(zip(paths, image.transforms, strict=True)),
-        name=image.name,
-        omero=image.omero,
-        **members,
-    )
-    version, ome = ome_of(attributes, where)
-    multiscale(ome, version, where)
-    check_omero(ome, where)
-    # What does not fit is found in memory, before anything is made, or deleted to be replaced.
-    trial = gpustore.open_group(
-        "memory://",
-        zarr_format=FORMATS[image.version],
-        create=True,
-        device="cpu",
-        context=gpustore.Context(),
-    ).result()
-    _make_levels(trial, paths, image)
-    # A group is an image from the moment it has the attributes: arrays come first.
-    group = make_group({})
-    _make_levels(group, paths, image)
-    group.attrs.update(attributes).result()
-    return group
+
+    attributes: Mapping[str, Any]
+    arrays: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, image: NewImage, **members: Any) -> NewDocuments:
+        """Make the documents of an image, with other members of OME-Zarr that its group has.
+
+        Raises
+        ------
+        GpustoreError, TypeError
+            If properties do not fit each other.
+        """
+        paths = [str(number) for number in range(len(image.level_shapes))]
+        where = "new image: "
+        attributes = image_attributes(
+            image.version,
+            image.axes,
+            dict(zip(paths, image.transforms, strict=True)),
+            name=image.name,
+            omero=image.omero,
+            **members,
+        )
+        version, ome = ome_of(attributes, where)
+        multiscale(ome, version, where)
+        check_omero(ome, where)
+        # A group in memory: nothing is made at the place, or deleted there, for what does not fit.
+        trial = gpustore.open_group(
+            "memory://",
+            zarr_format=FORMATS[image.version],
+            create=True,
+            device="cpu",
+            context=gpustore.Context(),
+        ).result()
+        making = [_make_level(trial, *one, image) for one in zip(paths, image.level_shapes)]
+        for level in making:
+            level.result()
+        stored = trial.kvstore
+        keys = [key.decode() for key in stored.list().result()]
+        return cls(attributes, {key: stored[key] for key in keys if "/" in key})
+
+    def store(self, groups: Sequence[gpustore.Group]) -> None:
+        """Make an image of each of some new groups.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If there is an array of a level already.
+        """
+        writing = [
+            (group, key, group.kvstore.write(key, document, if_equal=_ABSENT))
+            for group in groups
+            for key, document in self.arrays.items()
+        ]
+        for group, key, write in writing:
+            if not write.result().generation:
+                raise gpustore.AlreadyExistsError(f"{place_of(group)}: {key} exists already")
+        # A group is an image from the moment it has the attributes: arrays come first.
+        changes = [group.attrs.update(self.attributes) for group in groups]
+        for change in changes:
+            change.result()
 
 
-def _make_levels(group: gpustore.Group, paths: Sequence[str], image: NewImage) -> None:
-    for path, shape in zip(paths, image.level_shapes, strict=True):
-        _make_level(group, path, shape, image)
-
-
-def _make_level(group: gpustore.Group, path: str, shape: Sequence[int], image: NewImage) -> None:
+def _make_level(
+    group: gpustore.Group, path: str, shape: Sequence[int], image: NewImage
+) -> gpustore.Future[gpustore.TensorStore]:
     given = {name: value for name, value in image.arrays.items() if value is not None}
     chunks = given["chunks"]
     # A chunk beyond the array would be stored whole for nothing; shards are whole chunks.
@@ -208,7 +264,7 @@ def _make_level(group: gpustore.Group, path: str, shape: Sequence[int], image: N
     names = [axis.name for axis in image.axes] if FORMATS[image.version] == 3 else None
     if FORMATS[image.version] == 2:
         given["metadata"] = {"dimension_separator": "/"}
-    group.create_array(path, shape=shape, dtype=image.dtype, dims=names, **given).result()
+    return group.create_array(path, shape=shape, dtype=image.dtype, dims=names, **given)
 
 
 def _axis_like(axis: Any, known: Mapping[str, Axis]) -> Any:

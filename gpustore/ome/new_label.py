@@ -5,29 +5,39 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 import gpustore
 from gpustore.ome.attributes import restate
 from gpustore.ome.multiscale import Axis
-from gpustore.ome.new_image import make_image, new_image
+from gpustore.ome.new_image import (
+    ArrayProperties,
+    NewDocuments,
+    check_names,
+    new_image,
+)
+
+
+class LabelProperties(ArrayProperties, total=False):
+    """Properties of a new label image; see :meth:`gpustore.ome.Image.create_label`."""
+
+    dtype: Any
+    axes: str | Sequence[Any] | None
+    levels: int | None
 
 
 def make_label(
     image: Any,
     name: str,
-    *,
-    dtype: Any,
-    axes: str | Sequence[Any] | None,
-    levels: int | None,
     colors: Mapping[int, Sequence[int]] | None,
-    chunks: Any,
-    shards: Any,
-    codec: Any,
+    **properties: Unpack[LabelProperties],
 ) -> gpustore.Group:
     """Create a label image and list it among those of the image; see :meth:`Image.create_label`."""
+    check_names(properties, LabelProperties)
+    dtype = properties.get("dtype", "uint32")
+    axes, levels = properties.get("axes"), properties.get("levels")
     if np.dtype(gpustore.dtype(dtype)).kind not in "iu":
         raise ValueError(f"dtype: labels are integers, got {dtype}")
     if not isinstance(name, str) or not name.strip("/"):
@@ -47,20 +57,18 @@ def make_label(
     finest = image.level(0)
     extents = dict(zip(image.axes, finest.shape, strict=True))
     label = new_image(
-        shape=[extents[axis.name] for axis in kept],
-        dtype=dtype,
-        axes=kept,
-        scale={axis.name: finest.scale[axis.name] for axis in kept},
-        translation={axis.name: finest.translation[axis.name] for axis in kept},
-        units=None,
-        channels=None,
-        name=name,
-        version=image.version,
-        levels=1 if levels is None else levels,
-        chunks=chunks,
-        shards=shards,
-        codec=codec,
-        fill_value=None,
+        {
+            "codec": "zstd",
+            **properties,
+            "dtype": dtype,
+            "axes": kept,
+            "levels": 1 if levels is None else levels,
+            "shape": [extents[axis.name] for axis in kept],
+            "scale": {axis.name: finest.scale[axis.name] for axis in kept},
+            "translation": {axis.name: finest.translation[axis.name] for axis in kept},
+            "name": name,
+            "version": image.version,
+        }
     )
     if levels is None:
         label = replace(label, factors=_factors(image, [axis.name for axis in kept]))
@@ -71,13 +79,10 @@ def make_label(
             for value, rgba in colors.items()
         ]
 
+    documents = NewDocuments.of(label, **{"image-label": described})
     group: gpustore.Group = image.group
-
-    def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
-        path = f"labels/{name}"
-        return group.create_group(path, attributes=attributes).result()
-
-    made = make_image(label, make_group, **{"image-label": described})
+    made = group.create_group(f"labels/{name}").result()
+    documents.store([made])
 
     def with_label(known: Any) -> list[Any]:
         return list(dict.fromkeys([*(known or ()), name]))

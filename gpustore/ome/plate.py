@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from functools import partial
+from typing import Any, Final, Unpack, overload
 
 import gpustore
 from gpustore import MetadataError
@@ -17,8 +18,10 @@ from gpustore.ome.attributes import restate
 from gpustore.ome.image import Image
 from gpustore.ome.members import at, items, json_object, member_path, optional, place_of, text
 from gpustore.ome.multiscale import ome_of
-from gpustore.ome.new_image import make_image, new_image
+from gpustore.ome.new_image import ImageProperties, NewDocuments, new_image
 from gpustore.ome.opened import Opened, group_of
+
+_INDICES: Final = "rowIndex", "columnIndex"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +78,7 @@ class Plate:
             _acquisition(one, f"{where}.acquisitions[{number}]")
             for number, one in enumerate(optional(plate, "acquisitions", list, where) or ())
         )
-        paths: dict[str, None] = {}
-        # A new plate has none yet.
-        for number, one in enumerate(optional(plate, "wells", list, where) or ()):
-            place = f"{where}.wells[{number}]"
-            well = member_path(json_object(one, place), "path", place).strip("/")
-            if well in paths:
-                raise MetadataError(f"{place}.path: {well!r} stands twice")
-            paths[well] = None
-        self._set_wells(list(paths))
+        self._set_wells(_well_paths(plate, where))
 
     def _set_wells(self, paths: Sequence[str]) -> None:
         group = self.group
@@ -102,64 +97,79 @@ class Plate:
         return self.group.url
 
     def create_image(
-        self, path: str, *, acquisition: int | None = None, **properties: Any
+        self, path: str, *, acquisition: int | None = None, **properties: Unpack[ImageProperties]
     ) -> Image:
-        """Create a field of a well, and the well if it is not there.
+        """Create a field of a well; see :meth:`create_images`."""
+        return self.create_images([path], acquisition=acquisition, **properties)[0]
+
+    def create_images(
+        self,
+        paths: Iterable[str],
+        *,
+        acquisition: int | None = None,
+        **properties: Unpack[ImageProperties],
+    ) -> Images:
+        """Create fields of wells that are alike, and the wells that are not there.
 
         Parameters
         ----------
-        path : str
-            Row, column and field, such as ``"B/03/0"``.
+        paths : iterable of str
+            Row, column and field of each, such as ``"B/03/0"``.
         acquisition : int, optional
-            Number of the acquisition that it is of.
+            Number of the acquisition that they are of.
         **properties
-            Properties of the image, as those of :func:`gpustore.ome.create`; the version is that
+            Properties of the images, as those of :func:`gpustore.ome.create`; the version is that
             of the plate.
 
         Returns
         -------
-        Image
+        Images
 
         Raises
         ------
         ValueError
-            If the plate has no such row or column, or the field has other characters than letters
+            If the plate has no such row or column, or a field has other characters than letters
             and digits.
         AlreadyExistsError
-            If there is something at the path.
+            If there is something at a path.
         """
-        row, column, field = self._parts(path)
-        well = f"{row}/{column}"
-        entry: dict[str, Any] = {"path": field}
-        if acquisition is not None:
-            entry["acquisition"] = operator.index(acquisition)
-        image = new_image(**{**properties, "version": self.version})
+        paths = list(paths)
+        fields: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for path in paths:
+            row, column, field = self._parts(path)
+            entry: dict[str, Any] = {"path": field}
+            if acquisition is not None:
+                entry["acquisition"] = operator.index(acquisition)
+            fields.setdefault((row, column), []).append(entry)
+        documents = NewDocuments.of(new_image({**properties, "version": self.version}))
+        making = [self.group.create_group(path) for path in paths]
+        documents.store([made.result() for made in making])
+        wells = {f"{row}/{column}": found for (row, column), found in fields.items()}
+        for well, found in wells.items():
+            restate(self.group[well], self.version, "well", partial(_with_fields, found))
+        # Others may have changed the plate, too.
+        stored = self.group.attrs.read().result()
+        _, self.json, where = _member_of(self.group, stored, "plate")
+        if not wells.keys() <= {*_well_paths(self.json, where)}:
+            self._list(fields)
+        self._set_wells(_well_paths(self.json, where))
+        return Images.below(self.group, paths)
 
-        def make_group(attributes: Mapping[str, Any]) -> gpustore.Group:
-            return self.group.create_group(path, attributes=attributes).result()
+    def _list(self, wells: Iterable[tuple[str, str]]) -> None:
+        """List wells of rows and columns in the attributes of the plate, if they are not yet."""
 
-        made = make_image(image, make_group)
-
-        def with_field(stored: Any) -> dict[str, Any]:
-            known = stored or {}
-            return {**known, "images": [*known.get("images", ()), entry]}
-
-        restate(self.group[well], self.version, "well", with_field)
-        numbers = {"rowIndex": self.rows.index(row), "columnIndex": self.columns.index(column)}
-        paths: list[str] = []
-
-        def with_well(stored: Any) -> dict[str, Any]:
-            listed = list(stored.get("wells") or ())
-            paths[:] = [one["path"].strip("/") for one in listed]
-            if well not in paths:
-                paths.append(well)
-                listed.append({"path": well, **numbers})
-            self.json = {**stored, "wells": listed}
+        def listed(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+            found = list(stored.get("wells") or ())
+            known = {one["path"].strip("/") for one in found}
+            for row, column in wells:
+                path = f"{row}/{column}"
+                numbers = self.rows.index(row), self.columns.index(column)
+                if path not in known:
+                    found.append({"path": path, **dict(zip(_INDICES, numbers, strict=True))})
+            self.json = {**stored, "wells": found}
             return self.json
 
-        restate(self.group, self.version, "plate", with_well)
-        self._set_wells(paths)
-        return Image.of_group(made)
+        restate(self.group, self.version, "plate", listed)
 
     def _parts(self, path: str) -> list[str]:
         """Return row, column and field of a path."""
@@ -265,6 +275,24 @@ def _member_of(
     version, ome = ome_of(attributes, where)
     where = at(f"{where}ome" if "ome" in attributes else where, member)
     return version, json_object(ome.get(member), where), where
+
+
+def _well_paths(plate: Mapping[str, Any], where: str) -> list[str]:
+    paths: dict[str, None] = {}
+    # A new plate has none yet.
+    for number, one in enumerate(optional(plate, "wells", list, where) or ()):
+        place = f"{where}.wells[{number}]"
+        well = member_path(json_object(one, place), "path", place).strip("/")
+        if well in paths:
+            raise MetadataError(f"{place}.path: {well!r} stands twice")
+        paths[well] = None
+    return list(paths)
+
+
+def _with_fields(fields: Sequence[Any], stored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the member ``well`` with more fields."""
+    known = stored or {}
+    return {**known, "images": [*known.get("images", ()), *fields]}
 
 
 def _names(plate: Mapping[str, Any], member: str, where: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import numpy as np
 
 import gpustore
 from gpustore.display.extents import chunk_extents
-from gpustore.ome.attributes import dataset_json
+from gpustore.ome.attributes import dataset_json, restate
 from gpustore.ome.filling import fill, plan_of
 from gpustore.ome.layout import coarser, level_factors
 from gpustore.ome.members import place_of
@@ -318,18 +318,19 @@ def _list(
     group: gpustore.Group, version: str, path: str, transform: AxisTransform, method: str
 ) -> None:
     """Add a level to those that the image lists, or state its transform again."""
-    attributes = group.attrs.read().result()
-    ome: Any = attributes.get("ome", attributes)
-    image = ome["multiscales"][0]
-    system = ""
-    if version == "0.6":
-        system = image["datasets"][0]["coordinateTransformations"][0]["output"]["name"]
-    dataset = dataset_json(version, path, transform, system)
-    known = [one["path"] for one in image["datasets"]]
-    if path in known:
-        image["datasets"][known.index(path)] |= dataset
-    else:
-        image["datasets"].append(dataset)
-    image["type"] = method
-    member = "ome" if "ome" in attributes else "multiscales"
-    group.attrs.update({member: attributes[member]}).result()
+
+    def listed(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        image = stored[0]
+        system = ""
+        if version == "0.6":
+            system = image["datasets"][0]["coordinateTransformations"][0]["output"]["name"]
+        dataset = dataset_json(version, path, transform, system)
+        known = [one["path"] for one in image["datasets"]]
+        if path in known:
+            image["datasets"][known.index(path)] |= dataset
+        else:
+            image["datasets"].append(dataset)
+        image["type"] = method
+        return stored
+
+    restate(group, version, "multiscales", listed)

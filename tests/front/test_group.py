@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import pickle
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from math import inf, isnan, nan
 
 import numpy as np
@@ -363,6 +364,24 @@ def test_attributes_of_groups_and_arrays_are_one_thing(root):
                 attrs["x"] = wrong
         assert owner.attrs == expected
         assert repr(attrs).startswith("Attributes({'b'")
+
+
+def test_attributes_that_a_function_makes(root):
+    group = root.create_group("counted", attributes={"n": 0, "list": [1]}).result()
+
+    def counted(stored):
+        stored["list"].append(2)  # It is the function's own.
+        return {**stored, "n": np.int64(stored["n"] + 1)}
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: root["counted"].attrs.change(counted).result(), range(20)))
+    assert root["counted"].attrs == {"n": 20, "list": [1] + [2] * 20}
+    assert group.attrs == {"n": 0, "list": [1]}
+    with pytest.raises(GpustoreError):
+        group.attrs.change(lambda stored: {"n": float("nan")}).result()
+    with pytest.raises(KeyError):
+        group.attrs.change(lambda stored: {"n": stored["m"]}).result()
+    assert root["counted"].attrs["n"] == 20
 
 
 def test_attributes_of_others_survive(root, place, zarr_format):

@@ -2,6 +2,7 @@
 
 import math
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -148,9 +149,69 @@ def test_plates_that_are_open_twice_keep_all_fields(context):
             first.create_image(f"A/1/{field}", **properties)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fields_that_are_made_together(version, context):
+    url = "memory://plate/"
+    plate = ome.create_plate(url, rows="AB", columns="12", version=version, context=context)
+    paths = ["A/1/0", "B/2/0", "A/1/1"]
+    properties = {"shape": (2, 8, 8), "dtype": "uint16", "axes": "cyx", "channels": "ab"}
+    with pytest.raises(ValueError, match="expected 2 names"):
+        plate.create_images(paths, **properties)
+    assert not plate.wells
+    properties["channels"] = ("a", "b")
+    made = plate.create_images(paths, levels=2, acquisition=3, **properties)
+    assert [image.channels for image in made] == [("a", "b")] * 3
+    again = ome.open(url, context=context)
+    assert list(again.fields) == ["A/1/0", "A/1/1", "B/2/0"]
+    assert again.wells["A/1"].acquisitions == (3, 3)
+    with pytest.raises(gpustore.AlreadyExistsError):
+        plate.create_images(["A/2/0", "A/1/1"], **properties)
+    alone = ome.create("memory://alone/", version=version, levels=2, context=context, **properties)
+    for image in again.fields.values():
+        assert image.group.attrs == alone.group.attrs
+        assert [level.store.spec().to_json()["metadata"] for level in image.levels] == [
+            level.store.spec().to_json()["metadata"] for level in alone.levels
+        ]
+    assert not ome.validate(again.group)
+
+
+def test_threads_add_fields_to_one_well(context):
+    plates = [ome.create_plate("memory://p/", rows="A", columns="1", context=context)]
+    plates += [ome.open("memory://p/", context=context) for _ in range(3)]
+
+    def add(number):
+        for field in range(4):
+            plates[number].create_image(
+                f"A/1/{4 * number + field}", shape=(8, 8), dtype="uint8", axes="yx"
+            )
+
+    with ThreadPoolExecutor(len(plates)) as threads:
+        list(threads.map(add, range(len(plates))))
+    fields = ome.open("memory://p/", context=context).wells["A/1"].fields
+    assert sorted(map(int, fields.paths)) == list(range(16))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_codec_of_new_images(version, context):
+    def codec(image):
+        metadata = image.level(0).store.spec().to_json()["metadata"]
+        found = metadata["compressor"] if version == "0.4" else metadata["codecs"][-1]
+        return found.get("id", found.get("name")), found.get("configuration", found)
+
+    camera = made(context, version=version)
+    name, options = codec(camera)
+    assert (name, options["cname"], options["shuffle"]) in [
+        ("blosc", "lz4", 2), ("blosc", "lz4", "bitshuffle")
+    ]  # fmt: skip
+    assert codec(camera.create_label("cells", dtype="uint16"))[0] == "zstd"
+    assert codec(made(context, "memory://f/", version=version, dtype="float32"))[0] == "zstd"
+    assert codec(made(context, "memory://z/", version=version, codec="zstd:5"))[1]["level"] == 5
+
+
 @pytest.mark.parametrize(
     ("properties", "error", "text"),
     [
+        ({"level": 2}, TypeError, "unexpected keyword argument 'level'"),
         ({"levels": 1.5}, TypeError, "integer"),
         ({"shape": (2, 20.5, 100, 64)}, TypeError, "integer"),
         ({"axes": "xyzc"}, ValueError, "expected time, then channels, then space, got x, y, z, c"),
