@@ -3,9 +3,11 @@
     python -m benchmarks.ome_pyramid [MIB] [FOLDER]
 
 gpustore, ngff-zarr and ome-zarr in turn, the latter two with dask: uint16, halved along each axis,
-chunks of 64^3, Zarr v3, uncompressed and with zstd, no fsync. Each build is a process of its own,
-whose imports are not counted. Medians of wall and CPU time in seconds, their ratios to gpustore's,
-and the most memory beyond that before the build, in MiB. Levels are compared with gpustore's.
+no fsync. First in chunks of 64^3 of Zarr v3 with the same codec: none, zstd and Blosc; then with
+the chunks, the codec and the version that each library takes by default. Each build is a process of
+its own, whose imports are not counted. Medians of wall and CPU time in seconds, their ratios to
+gpustore's, the most memory beyond that before the build, and what is stored, in MiB. Levels are
+compared with gpustore's.
 """
 
 import json
@@ -19,7 +21,13 @@ from pathlib import Path
 import numpy as np
 
 LEVELS, CHUNK, ROUNDS = 5, (64, 64, 64), 3
-CODECS = None, [{"name": "zstd", "configuration": {"level": 3, "checksum": False}}]
+BLOSC = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "typesize": 2, "blocksize": 0}
+CODECS = {
+    "raw": [],
+    "zstd:3": [{"name": "zstd", "configuration": {"level": 3, "checksum": False}}],
+    "blosc": [{"name": "blosc", "configuration": BLOSC}],
+    "default": None,
+}
 FACTORS = [2**level for level in range(1, LEVELS)]
 
 
@@ -36,8 +44,9 @@ def volume(mib):
 def with_gpustore(path, array, codec):
     from gpustore import ome
 
-    options = {"axes": "zyx", "scale": (1, 1, 1), "chunks": CHUNK}
-    options |= {"codec": "zstd:3" if codec else None, "context": {"file_io_sync": False}}
+    options = {"axes": "zyx", "scale": (1, 1, 1), "context": {"file_io_sync": False}}
+    if codec is not None:
+        options |= {"codec": codec, "chunks": CHUNK}
     return lambda: ome.write(path, array, levels=LEVELS, **options)
 
 
@@ -45,12 +54,16 @@ def with_ngff_zarr(path, array, codec):
     import dask.array
     import ngff_zarr
 
+    method = ngff_zarr.Methods.DASK_BIN_SHRINK
+
     def build():
+        if codec is None:
+            image = ngff_zarr.to_ngff_image(array, dims=list("zyx"))
+            ngff_zarr.to_ngff_zarr(path, ngff_zarr.to_multiscales(image, FACTORS, method))
+            return
         image = ngff_zarr.to_ngff_image(dask.array.from_array(array, CHUNK), dims=list("zyx"))
-        found = ngff_zarr.to_multiscales(
-            *(image, FACTORS, ngff_zarr.Methods.DASK_BIN_SHRINK), chunks=CHUNK[0], cache=False
-        )
-        # It takes compressors=None for its default.
+        found = ngff_zarr.to_multiscales(image, FACTORS, method, chunks=CHUNK[0], cache=False)
+        # It takes compressors=[] for its default.
         options = {"compressors": codec} if codec else {"compressor": None}
         ngff_zarr.to_ngff_zarr(path, found, version="0.5", **options)
 
@@ -62,13 +75,15 @@ def with_ome_zarr(path, array, codec):
     from ome_zarr.scale import Methods
     from ome_zarr.writer import write_image
 
+    factors = [dict.fromkeys("zyx", factor) for factor in FACTORS]
+
     def build():
-        factors = [dict.fromkeys("zyx", factor) for factor in FACTORS]
-        write_image(
-            *(dask.array.from_array(array, CHUNK), path, factors),
-            **{"method": Methods.LOCAL_MEAN, "axes": "zyx"},
-            storage_options={"chunks": CHUNK, "compressors": codec},
-        )
+        options = {"method": Methods.LOCAL_MEAN, "axes": "zyx"}
+        if codec is None:
+            write_image(array, path, factors, **options)
+            return
+        options["storage_options"] = {"chunks": CHUNK, "compressors": codec or None}
+        write_image(dask.array.from_array(array, CHUNK), path, factors, **options)
 
     return build
 
@@ -108,8 +123,8 @@ def compare(path, expected):
 def main(mib, folder):
     source = Path(folder) / "volume.npy"
     np.save(source, volume(mib))
-    for codec in CODECS:
-        found = {name: [] for name in LIBRARIES}
+    for word, codec in CODECS.items():
+        found, nbytes = {name: [] for name in LIBRARIES}, {}
         for round_ in range(ROUNDS):
             for name, times in found.items():
                 path = Path(folder) / f"{name}.zarr"
@@ -118,14 +133,16 @@ def main(mib, folder):
                 command += [source, path, json.dumps(codec)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 times.append(json.loads(done.stdout.splitlines()[-1]))
+                nbytes[name] = sum(file.stat().st_size for file in path.rglob("*"))
                 if not round_:
                     compare(path, stored(Path(folder) / "gpustore.zarr"))
         ours = np.median(found["gpustore"], axis=0)
         for name, times in found.items():
             wall, cpu, memory = np.median(times, axis=0)
-            title = f"{'zstd' if codec else 'raw':5}{name:10}"
+            title = f"{word:8}{name:10}"
             ratios = f"{wall / ours[0]:6.2f} {cpu / ours[1]:6.2f}"
-            print(f"{title} {wall:7.2f} wall {cpu:7.2f} CPU {ratios} {memory:7.0f} MiB")
+            sizes = f"{memory:6.0f} MiB  {nbytes[name] / 2**20:6.0f} stored"
+            print(f"{title} {wall:7.2f} wall {cpu:7.2f} CPU {ratios} {sizes}", flush=True)
 
 
 if __name__ == "__main__":

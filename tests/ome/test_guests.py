@@ -1,5 +1,7 @@
 """Images for xarray, dask and napari, and files of other writers and readers of OME-Zarr."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,7 @@ def check(image, version):
     assert np.array_equal(image.level(0).read().result(), VALUES)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
 def test_files_of_ngff_zarr_are_read(version, tmp_path):
     ngff_zarr = pytest.importorskip("ngff_zarr")
@@ -142,8 +145,12 @@ def test_files_of_ome_zarr_are_read(version, zarr_format, tmp_path):
         {"label": label, "color": color, "window": window, "active": True}
         for label, color in (("DAPI", "0000FF"), ("GFP", "00FF00"))
     ]
+    # Newer releases take the units apart, and do not look at those of the axes.
+    units = {}
+    if "axes_units" in inspect.signature(writer.write_multiscale).parameters:
+        units["axes_units"] = dict.fromkeys("zyx", "micrometer")
     writer.write_multiscale(
-        [VALUES, VALUES[:, :, ::2, ::2]], group, axes=axes, fmt=of, name="cells",
+        [VALUES, VALUES[:, :, ::2, ::2]], group, axes=axes, fmt=of, name="cells", **units,
         coordinate_transformations=steps, metadata={"omero": {"channels": omero}},
     )  # fmt: skip
     labels = (VALUES[0] > 30000).astype("uint8")
@@ -165,6 +172,36 @@ def test_files_of_ome_zarr_are_read(version, zarr_format, tmp_path):
     assert np.array_equal(fields[0].level(0).read().result(), VALUES)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", ["0.4", "0.5", "0.6"])
+def test_images_of_ome_zarr_are_read(version, tmp_path):
+    """Those of its classes, which write 0.6, too."""
+    classes = pytest.importorskip("ome_zarr.classes.image")
+    if version == "0.6":
+        pytest.importorskip("ome_zarr_models.v06")  # ome-zarr writes what that knows.
+    described = {"axes": "zyx", "name": "cells", "scale": {axis: SCALE[axis] for axis in "zyx"}}
+    described |= {"axes_units": dict.fromkeys("zyx", "micrometer")}
+    labels = (VALUES[0] > 30000).astype("uint8")
+    labels = classes.OMEZarrLabels(
+        classes.OMEZarrImage(labels, **{**described, "name": "nuclei"}), [{"z": 1, "y": 2, "x": 2}]
+    )
+    many = classes.OMEZarrMultiscale(
+        classes.OMEZarrImage(VALUES[1], **described), [{"z": 1, "y": 2, "x": 2}], labels=labels
+    )
+    many.to_ome_zarr(str(tmp_path / "a.zarr"), version=version)
+    image = ome.open(tmp_path / "a.zarr")
+    assert (image.version, image.axes, image.name) == (version, ("z", "y", "x"), "cells")
+    assert set(image.units.values()) == {"micrometer"}
+    assert image.level(0).scale == described["scale"]
+    assert image.level(1).scale == {"z": 2, "y": 1, "x": 1}
+    assert np.array_equal(image.level(0).read().result(), VALUES[1])
+    assert np.array_equal(image.level(1).read().result(), np.asarray(many.images[1].data))
+    found = image.labels["nuclei"].level(0).read().result()
+    assert np.array_equal(found, VALUES[0] > 30000)
+    assert not [one for one in ome.validate(tmp_path / "a.zarr") if one.is_of_schema]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("version", "zarr_format"), [("0.4", 2), ("0.5", 3)])
 def test_files_of_bioio_are_read(version, zarr_format, tmp_path):
     writers = pytest.importorskip("bioio_ome_zarr.writers")
@@ -215,15 +252,25 @@ def test_other_readers_open_what_is_written(made, version, tmp_path):
     assert many.images[1].translation == {"c": 0, "z": 1, "y": 3.25, "x": 4.25}
     assert many.metadata.omero.channels[1].label == "GFP"
     assert ngff_zarr.from_hcs_zarr(str(tmp_path / "p.zarr"), validate=True) is not None
-    if version == "0.6":
-        return  # ome-zarr-models 1.7 does not know it.
     models, zarr = pytest.importorskip("ome_zarr_models"), pytest.importorskip("zarr")
+    if version == "0.6":
+        pytest.importorskip("ome_zarr_models.v06")
     for place, kind in (
         ("a.zarr", "Image"), ("a.zarr/labels", "Labels"), ("a.zarr/labels/nuclei", "ImageLabel"),
         ("p.zarr", "HCS"), ("p.zarr/B/2", "Well"), ("p.zarr/B/2/0", "Image"),
     ):  # fmt: skip
-        found = models.open_ome_zarr(zarr.open_group(tmp_path / place, mode="r"))
+        group = zarr.open_group(tmp_path / place, mode="r")
+        found = models.open_ome_zarr(group, version=version)
         assert type(found).__name__ == kind
+    if version == "0.6":
+        classes = pytest.importorskip("ome_zarr.classes.image")
+        many = classes.OMEZarrMultiscale.from_ome_zarr(str(path))
+        assert np.array_equal(np.asarray(many.images[0].data), VALUES)
+        assert (many.images[1].scale, many.images[1].axes_units["z"]) == (
+            {"c": 1, "z": 2, "y": 1, "x": 1}, "micrometer"
+        )  # fmt: skip
+        assert list(many.labels) == ["nuclei"]
+        return  # The reader of ome-zarr does not know it.
     io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
     node = next(iter(reader.Reader(io.parse_url(str(path)))()))
     assert np.array_equal(np.asarray(node.data[0]), VALUES)
