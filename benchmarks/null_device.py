@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from gpustore.backends.device.foreign import ForeignArray, foreign_array
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import DecoderState, MemoryInfo

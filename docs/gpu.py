@@ -12,7 +12,7 @@ from gpustore import registry
 from gpustore.backends.decoders import GpuDecoders, decoder_of, encoder_of
 from gpustore.backends.device.direct_read import LEAST_NBYTES
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS
+from gpustore.codec_chain.device_segments import HIGHEST_LEVELS
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.metadata.component import Component

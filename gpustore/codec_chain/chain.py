@@ -20,15 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    ChunkBytes,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, too_long, too_short
 from gpustore.codec_chain.decoder_choice import Streams
-from gpustore.codec_chain.device_pieces import EncodedValues, Unchanged
+from gpustore.codec_chain.device_segments import EncodedValues, Unchanged
 from gpustore.codec_chain.device_streams import fall_back_where
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.legal_elements import checker, illegal_bits, in_records, normalizer
 from gpustore.codec_chain.value import ElementStages, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from gpustore import registry
-from gpustore.codec_chain.base import (
+from gpustore.codec_chain.registered import (
     ArrayCodec,
     Codec,
     CodecVariant,

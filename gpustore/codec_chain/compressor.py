@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore.codec_chain.base import Codec
 from gpustore.codec_chain.chain_spec import (
     StageChoice,
     ValueChoice,
@@ -20,6 +19,7 @@ from gpustore.codec_chain.chain_spec import (
     unknown_codec,
     variant_v2,
 )
+from gpustore.codec_chain.registered import Codec
 from gpustore.codec_chain.value import ValueVariant
 from gpustore.errors import MismatchError
 from gpustore.metadata.named_configuration import json_equal

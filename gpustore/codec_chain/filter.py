@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from gpustore import registry
-from gpustore.codec_chain.base import Codec
 from gpustore.codec_chain.chain_spec import (
     LayoutChoice,
     StageChoice,
@@ -20,6 +19,7 @@ from gpustore.codec_chain.chain_spec import (
     of_codec,
     variant_v2,
 )
+from gpustore.codec_chain.registered import Codec
 from gpustore.codec_chain.value import ValueVariant
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.errors import MetadataError, MismatchError, UnsupportedError

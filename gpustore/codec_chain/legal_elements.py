@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.dtype import float4_e2m1fn, int2, int4
 from gpustore.errors import CorruptChunkError

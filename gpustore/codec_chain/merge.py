@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore import registry
-from gpustore.codec_chain.base import ArrayCodec, Codec, LayoutCodec, Options, ShardCodec
 from gpustore.codec_chain.chain_spec import (
     ArrayChoice,
     ChainSpec,
@@ -32,6 +31,7 @@ from gpustore.codec_chain.chain_spec import (
     parse_v3,
     resolving,
 )
+from gpustore.codec_chain.registered import ArrayCodec, Codec, LayoutCodec, Options, ShardCodec
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import (
     MetadataError,

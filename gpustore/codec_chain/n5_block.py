@@ -21,16 +21,11 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore import registry
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    ChunkBytes,
-    Options,
-    deliver,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.device_streams import fall_back_where
+from gpustore.codec_chain.layout import ChunkBytes
+from gpustore.codec_chain.registered import Options
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns, Mask
 from gpustore.device.protocol import Decoders, Device, Spans

@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    ChunkBytes,
-    LayoutCodec,
-    ShardCodec,
-)
+from gpustore.codec_chain.base import BytesCodec
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.chain_spec import (
     ArrayChoice,
@@ -33,7 +28,9 @@ from gpustore.codec_chain.chain_spec import (
 )
 from gpustore.codec_chain.compressor import choose_v2
 from gpustore.codec_chain.filter import choose_filters
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.order import PermuteStage, SwapStage
+from gpustore.codec_chain.registered import LayoutCodec, ShardCodec
 from gpustore.codec_chain.value import Elements, ValueStage
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import dtype as DataType

@@ -24,18 +24,11 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import (
-    ABSENT,
-    BytesCodec,
-    Option,
-    Options,
-    parse_options,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, too_long, too_short
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codec_chain.legal_elements import checker, normalizer
+from gpustore.codec_chain.registered import ABSENT, Option, Options, parse_options
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import Conversion, Side
 from gpustore.device.protocol import Decoders, Device

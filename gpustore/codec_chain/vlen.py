@@ -20,7 +20,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ChunkBytes, Option, too_long, too_short
+from gpustore.codec_chain.base import too_long, too_short
+from gpustore.codec_chain.layout import ChunkBytes
+from gpustore.codec_chain.registered import Option
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, MismatchError, UnsupportedError
 from gpustore.runtime.buffer import Buffer

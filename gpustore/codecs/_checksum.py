@@ -6,17 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Option,
-    Options,
-    choice,
-    deliver,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, choice
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 

@@ -24,17 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from isal import isal_zlib
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    CodecVariant,
-    Option,
-    Options,
-    deliver,
-    integer,
-    too_long,
-    too_short,
-)
-from gpustore.codec_chain.device_pieces import (
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.device_segments import (
     HIGHEST_LEVELS,
     EncodedValues,
     Framed,
@@ -42,6 +33,7 @@ from gpustore.codec_chain.device_pieces import (
     little_endian,
 )
 from gpustore.codec_chain.device_streams import decompress_values
+from gpustore.codec_chain.registered import CodecVariant, Option, Options, integer
 from gpustore.codecs._deflate_columns import (
     GZIP_HEADER,
     ZLIB_CHECKSUM_NBYTES,

@@ -19,15 +19,8 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Options,
-    deliver,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.registered import Codec, CodecVariant, Options
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
 

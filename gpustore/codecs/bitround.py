@@ -26,7 +26,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, deliver, integer
+from gpustore.codec_chain.base import deliver
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options, integer
 from gpustore.codec_chain.value import Elements, ValueStage, ValueVariant
 from gpustore.device.kernels.value import Conversion
 from gpustore.errors import MetadataError

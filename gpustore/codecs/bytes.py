@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import sys
 
-from gpustore.codec_chain.base import ABSENT, ChunkBytes, LayoutCodec, Option, Options, choice
+from gpustore.codec_chain.layout import ChunkBytes
+from gpustore.codec_chain.registered import ABSENT, LayoutCodec, Option, Options, choice
 from gpustore.errors import MetadataError
 from gpustore.metadata.component import Component
 from gpustore.strict_json.parsing import JsonValue

@@ -21,16 +21,8 @@ from __future__ import annotations
 import bz2
 from dataclasses import dataclass
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Option,
-    Options,
-    deliver,
-    integer,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_short
+from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, integer
 from gpustore.codecs._streams import decode_streams
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer

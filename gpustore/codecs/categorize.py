@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.strict_json.parsing import (

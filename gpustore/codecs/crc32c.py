@@ -25,16 +25,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Options,
-    deliver,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
 from gpustore.codec_chain.device_streams import fall_back_where
+from gpustore.codec_chain.registered import Codec, CodecVariant, Options
 from gpustore.codecs._checksum import checksum_variant
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Decoders, Device

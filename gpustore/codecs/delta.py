@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.device_values import cast_conversions, component, convert, sum_values
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, numpy_type
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import Side, number_format

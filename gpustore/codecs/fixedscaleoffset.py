@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.device_values import cast_conversions
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import (
     BLOCK,
     Elements,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from numcodecs.fletcher32 import Fletcher32
 
-from gpustore.codec_chain.base import Codec, CodecVariant, Options
+from gpustore.codec_chain.registered import Codec, CodecVariant, Options
 from gpustore.codecs._checksum import Checksum
 
 

@@ -24,7 +24,7 @@ are an error; TensorStore ignores them in v3.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec, Option, integer
+from gpustore.codec_chain.registered import Codec, Option, integer
 from gpustore.codecs._deflate import LEVEL_V2, deflate_variant
 
 CODEC = Codec(

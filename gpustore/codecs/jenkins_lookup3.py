@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from numcodecs.checksum32 import JenkinsLookup3
 
-from gpustore.codec_chain.base import ABSENT, Codec, CodecVariant, Option, Options, integer
+from gpustore.codec_chain.registered import ABSENT, Codec, CodecVariant, Option, Options, integer
 from gpustore.codecs._checksum import Checksum
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import JsonValue, text

@@ -25,19 +25,10 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Option,
-    Options,
-    deliver,
-    integer,
-    too_long,
-    too_short,
-)
-from gpustore.codec_chain.device_pieces import EncodedValues, Framed
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.device_segments import EncodedValues, Framed
 from gpustore.codec_chain.device_streams import decompress_values
+from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, integer
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, cannot_compress

@@ -28,16 +28,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
+from gpustore.codec_chain.base import BytesCodec, deliver, too_short
+from gpustore.codec_chain.registered import (
     Codec,
     CodecVariant,
     Option,
     Options,
-    deliver,
     fill_defaults,
     integer,
-    too_short,
 )
 from gpustore.codecs._streams import decode_streams
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError

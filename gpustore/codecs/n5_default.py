@@ -28,16 +28,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    ABSENT,
-    ArrayCodec,
-    BytesCodec,
-    Codec,
-    Option,
-    Options,
-)
+from gpustore.codec_chain.base import BytesCodec
 from gpustore.codec_chain.chain_spec import ArrayChoice, ChainSpec, parse_codecs
 from gpustore.codec_chain.n5_block import N5Block
+from gpustore.codec_chain.registered import ABSENT, ArrayCodec, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.errors import MetadataError
 from gpustore.metadata.n5 import DATA_TYPES

@@ -29,17 +29,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import (
-    ABSENT,
-    BytesCodec,
-    Codec,
-    Option,
-    Options,
-    choice,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, too_long, too_short
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options, choice
 from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueVariant, as_bytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.value import value_runs

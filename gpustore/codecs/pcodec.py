@@ -26,17 +26,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    Option,
-    Options,
-    choice,
-    deliver,
-    integer,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.registered import Codec, Option, Options, choice, integer
 from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.errors import CorruptChunkError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, integer
 from gpustore.codec_chain.device_values import cast_conversions
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options, integer
 from gpustore.codec_chain.value import Elements, Types, ValueStage, ValueVariant, cast, numpy_type
 from gpustore.device.kernels.value import Conversion
 from gpustore.strict_json.parsing import REQUIRED

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, ValueVariant
 from gpustore.errors import MetadataError
 from gpustore.strict_json.parsing import (

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options
 from gpustore.codec_chain.value import Elements, ValueStage, ValueVariant, blocks
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.device.kernels.value import Conversion, number_format

@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpustore.codec_chain.base import ABSENT, Option, Options, ShardCodec, choice
 from gpustore.codec_chain.chain_spec import parse_codecs
 from gpustore.codec_chain.merge import complete_v3, merge_v3
+from gpustore.codec_chain.registered import ABSENT, Option, Options, ShardCodec, choice
 from gpustore.data_types.dtype import uint64
 from gpustore.metadata.data_type import V3DataType
 from gpustore.metadata.named_configuration import NamedConfiguration

@@ -22,18 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.codec_chain.base import (
-    BytesCodec,
-    Codec,
-    CodecVariant,
-    Option,
-    Options,
-    deliver,
-    integer,
-    too_long,
-    too_short,
-)
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
+from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, integer
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoding_list import EncodingList
 from gpustore.device.kernels.block import shuffle_launches, unshuffle_launches

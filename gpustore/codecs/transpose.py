@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpustore.codec_chain.base import ABSENT, ArrayCodec, Option, Options, merge_equal
+from gpustore.codec_chain.registered import ABSENT, ArrayCodec, Option, Options, merge_equal
 from gpustore.data_types.json_array import shape_text
 from gpustore.errors import GpustoreError, MetadataError
 from gpustore.strict_json.parsing import (

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import ABSENT, Codec, Option, Options, choice
+from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options, choice
 from gpustore.codec_chain.value import Elements, Types, ValueVariant
 from gpustore.codecs._zfp import Zfp
 from gpustore.errors import MetadataError, UnsupportedError

@@ -17,7 +17,7 @@ zlib itself. TensorStore refuses such an array.
 
 from __future__ import annotations
 
-from gpustore.codec_chain.base import Codec
+from gpustore.codec_chain.registered import Codec
 from gpustore.codecs._deflate import LEVEL_V2, deflate_variant
 
 CODEC = Codec(name="zlib", v2=deflate_variant("zlib", LEVEL_V2))

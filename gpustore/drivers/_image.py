@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.image_file import MAX_FILE_NBYTES, ImageFile, shape_of
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.drivers._steps import Steps
 from gpustore.drivers.base import Driver, DriverSpec

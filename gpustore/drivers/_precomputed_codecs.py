@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpustore import registry
-from gpustore.codec_chain.base import BytesCodec, ChunkBytes
+from gpustore.codec_chain.base import BytesCodec
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.compressed_segmentation import CompressedSegmentation
 from gpustore.codec_chain.image_chunk import ImageChunk
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.metadata.precomputed import PrecomputedMetadata
 from gpustore.metadata.precomputed_scale import Scale, encoding_members
 from gpustore.runtime.limits import Limits

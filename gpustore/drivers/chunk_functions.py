@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.errors import MetadataError
 from gpustore.index_space import IndexDomain

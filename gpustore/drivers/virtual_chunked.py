@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from gpustore import registry
 from gpustore.backends.base import Backend, Output
 from gpustore.backends.selection import for_objects
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.vlen import VlenCodec
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.base import FilesOfTable, Sink, StagingPart
 from gpustore.backends.native.array import NativeArray
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray

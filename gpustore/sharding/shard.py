@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.chain_spec import ChainSpec, ValueChoice, composed_order, parse_chain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.resolve import resolve_chain, resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.data_types.dtype import uint64

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.legal_elements import checker, normalizer
 from gpustore.codecs.bytes import CODEC
 from gpustore.data_types.dtype import DTYPES, float4_e2m1fn, int2, int4

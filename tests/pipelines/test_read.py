@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gpustore.backends.base import Output
-from gpustore.codec_chain.base import BytesCodec, ChunkBytes
+from gpustore.codec_chain.base import BytesCodec
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.errors import (
     ConflictError,
     CorruptChunkError,

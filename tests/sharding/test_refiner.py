@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpustore.backends.host import BACKEND
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.planning.chunk_format import ChunkFormat
 from gpustore.planning.chunk_grid import ChunkGrid

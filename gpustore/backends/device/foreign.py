@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpustore.backends import dlpack
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpustore.backends.base import Layer
 from gpustore.backends.device.placement import parts
 from gpustore.backends.host.points import elements_of
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.instance import WIDTHS
 from gpustore.device.kernels.launch import (

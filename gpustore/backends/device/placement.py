@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpustore.backends.native.copy_runs import core_copy_launches
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.instance import WIDTHS
 from gpustore.device.kernels.launch import (

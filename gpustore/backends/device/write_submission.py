@@ -26,7 +26,7 @@ from gpustore.backends.base import Layer, Overlay
 from gpustore.backends.device.overlay import Laid, fill_chunks, lay
 from gpustore.backends.native.headers import header_reader
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.codec_chain.device_pieces import EncodedValues, Pieces, little_endian
+from gpustore.codec_chain.device_segments import EncodedValues, Segments, little_endian
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.encoding_list import EncodingList, Matches
@@ -324,11 +324,11 @@ class WriteSubmission:
         checksum = self._chain.appended_checksum
         columns = _Columns(count)
         if encoded is not None:
-            found = encoded.pieces()
+            found = encoded.segments()
             most = self._chain.encoded_bound - (_CHECKSUM_NBYTES if checksum else 0)
             on_device &= found.nbytes.sum(axis=1) <= most
             columns.add(is_wanted & on_device, found)
-        columns.add(is_wanted & ~on_device, Pieces.of_spans(chunks))
+        columns.add(is_wanted & ~on_device, Segments.of_spans(chunks))
         tail = np.where(on_device & is_wanted & bool(checksum), _CHECKSUM_NBYTES, 0)
         ends = np.cumsum(_padded(columns.nbytes + tail))
         starts = ends - _padded(columns.nbytes + tail)
@@ -352,7 +352,7 @@ class WriteSubmission:
     def _copy_down(
         self, columns: _Columns, starts: Integers, nbytes: int, digested: Integers
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        """Copy the pieces of all values to `starts` in `nbytes` bytes, and download these.
+        """Copy the segments of all values to `starts` in `nbytes` bytes, and download these.
 
         Returns
         -------
@@ -406,16 +406,16 @@ class WriteSubmission:
 
 
 class _Columns:
-    """Pieces of `count` values of different kinds, one row each.
+    """Segments of `count` values of different kinds, one row each.
 
     Attributes
     ----------
     nbytes : ndarray of int64, shape (count,)
-        Bytes of all pieces of each value.
+        Bytes of all segments of each value.
     value, within, sizes, source : ndarray of int64, shape (n,)
-        Value of each piece, its first byte there, its bytes, and where it comes from.
+        Value of each segment, its first byte there, its bytes, and where it comes from.
     is_written : ndarray of bool, shape (n,)
-        Whether a piece is in `written`.
+        Whether a segment is in `written`.
     written : ndarray of uint8
     """
 
@@ -425,16 +425,16 @@ class _Columns:
         self.value = self.within = self.sizes = self.source = np.zeros(0, np.int64)
         self.is_written = np.zeros(0, np.bool_)
 
-    def add(self, chosen: NDArray[np.bool_], pieces: Pieces) -> None:
-        """Add the pieces of the chosen values."""
-        sizes = pieces.nbytes[chosen]
-        is_written = np.broadcast_to(pieces.is_written, pieces.nbytes.shape)[chosen]
-        source = pieces.source[chosen] + np.where(is_written, len(self.written), 0)
+    def add(self, chosen: NDArray[np.bool_], segments: Segments) -> None:
+        """Add the segments of the chosen values."""
+        sizes = segments.nbytes[chosen]
+        is_written = np.broadcast_to(segments.is_written, segments.nbytes.shape)[chosen]
+        source = segments.source[chosen] + np.where(is_written, len(self.written), 0)
         within = np.cumsum(sizes, axis=1) - sizes
         value = np.repeat(np.flatnonzero(chosen), sizes.shape[1])
         some = (sizes > 0).reshape(-1)
         self.nbytes[chosen] = sizes.sum(axis=1)
-        self.written = np.concatenate([self.written, pieces.written])
+        self.written = np.concatenate([self.written, segments.written])
         self.value = np.concatenate([self.value, value[some]])
         self.within = np.concatenate([self.within, within.reshape(-1)[some]])
         self.sizes = np.concatenate([self.sizes, sizes.reshape(-1)[some]])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.host.memory import HostMemory
-from gpustore.codec_chain.base import ChunkBytes
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 

@@ -39,21 +39,18 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
-from gpustore.codec_chain.base import (
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.device_segments import HIGHEST_LEVELS, EncodedValues
+from gpustore.codec_chain.registered import (
     ABSENT,
-    BytesCodec,
     Codec,
     CodecVariant,
     Option,
     Options,
     choice,
-    deliver,
     fill_defaults,
     integer,
-    too_long,
-    too_short,
 )
-from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues
 from gpustore.codecs.blosc import snappy
 from gpustore.codecs.blosc.block import MAX_BLOCKSIZE, blocksize_of, streams_of
 from gpustore.codecs.blosc.device import DEVICE_CODECS, decode_frames, read_blosc

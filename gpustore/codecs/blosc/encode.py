@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.device_pieces import Pieces, big_endian
+from gpustore.codec_chain.device_segments import Segments, big_endian
 from gpustore.codec_chain.device_streams import aligned, destinations
 from gpustore.codecs._deflate_columns import ZLIB_CHECKSUM_NBYTES, ZLIB_HEADER
 from gpustore.codecs.blosc.block import blocksize_of, is_split
@@ -107,8 +107,8 @@ class BloscFrames:
         if codec == "deflate":
             self._sums = commands.digest("adler32", src)
 
-    def pieces(self) -> Pieces:
-        """Return the pieces of all frames: header and offsets, then those of each stream."""
+    def segments(self) -> Segments:
+        """Return the segments of all frames: header and offsets, then those of each stream."""
         streams = self._streams
         if streams is None:
             return self._stored()
@@ -160,13 +160,13 @@ class BloscFrames:
         sizes[longer, 0] = HEADER_NBYTES
         sizes[longer, 2] = self._nbytes
         source[longer, 2] = self._chunks.address.astype(np.int64)[longer]
-        return Pieces(sizes, source, is_written, written.reshape(-1))
+        return Segments(sizes, source, is_written, written.reshape(-1))
 
-    def _stored(self) -> Pieces:
+    def _stored(self) -> Segments:
         """Return frames whose bytes are stored without compression and shuffle."""
         n, nbytes = self._count, self._nbytes + HEADER_NBYTES
         header = self._header(self._flags | MEMCPYED, np.full(n, nbytes))
-        return Pieces(
+        return Segments(
             np.tile(np.array([HEADER_NBYTES, self._nbytes]), (n, 1)),
             np.stack([np.arange(n) * HEADER_NBYTES, self._chunks.address.astype(np.int64)], axis=1),
             np.array([True, False]),

@@ -34,21 +34,18 @@ from typing import Final
 
 import zstandard
 
-from gpustore.codec_chain.base import (
+from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.device_segments import HIGHEST_LEVELS, EncodedValues, Framed
+from gpustore.codec_chain.device_streams import decompress_values
+from gpustore.codec_chain.registered import (
     ABSENT,
-    BytesCodec,
     Codec,
     CodecVariant,
     Option,
     Options,
     boolean,
-    deliver,
     integer,
-    too_long,
-    too_short,
 )
-from gpustore.codec_chain.device_pieces import HIGHEST_LEVELS, EncodedValues, Framed
-from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codecs.zstd.columns import read_values
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns

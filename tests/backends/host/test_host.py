@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.backends.base import Chunks, Layer, Overlay
 from gpustore.backends.host import BACKEND
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.resolve import resolve_v3
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.errors import CorruptChunkError, LimitError, MismatchError

@@ -19,8 +19,8 @@ from gpustore.backends.native.fetched_files import ALIGNMENT, SharedMemory, fetc
 from gpustore.backends.native.headers import Frames
 from gpustore.backends.native.job import DONE, MISSING, NO_ROOM
 from gpustore.backends.native.library import library
-from gpustore.codec_chain.base import ChunkBytes
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
 from gpustore.device.encoded_columns import EncodedColumns

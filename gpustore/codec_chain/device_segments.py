@@ -1,4 +1,4 @@
-"""Encoded values on a device as pieces, whose sizes are known once streams are compressed.
+"""Encoded values on a device as segments, whose sizes are known once streams are compressed.
 
 A stored value is put together of streams that the device has compressed, of bytes of the chunk
 itself where compression does not pay, and of a few bytes that the host writes: headers, lengths,
@@ -25,17 +25,17 @@ The host encodes chunks of higher levels, and of level 0 of Deflate, which does 
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """Pieces of n values, in the order in which they follow each other.
+class Segments:
+    """Segments of n values, in the order in which they follow each other.
 
     Attributes
     ----------
     nbytes : ndarray of int64, shape (n, k)
-        Bytes of each piece; 0 for one that a value lacks.
+        Bytes of each segment; 0 for one that a value lacks.
     source : ndarray of int64, shape (n, k)
-        Device address of each piece, or where it begins in `written`.
+        Device address of each segment, or where it begins in `written`.
     is_written : ndarray of bool, shape (n, k) or (k,)
-        Whether a piece is in `written`.
+        Whether a segment is in `written`.
     written : ndarray of uint8
         Bytes of the host.
     """
@@ -46,8 +46,8 @@ class Pieces:
     written: NDArray[np.uint8]
 
     @classmethod
-    def of_spans(cls, spans: Spans) -> Pieces:
-        """Return values of one piece each."""
+    def of_spans(cls, spans: Spans) -> Segments:
+        """Return values of one segment each."""
         return cls(
             spans.nbytes.astype(np.int64)[:, None],
             spans.address.astype(np.int64)[:, None],
@@ -58,7 +58,7 @@ class Pieces:
     @classmethod
     def framed(
         cls, before: NDArray[np.uint8], stream: Compressed, behind: NDArray[np.uint8]
-    ) -> Pieces:
+    ) -> Segments:
         """Return values of one compressed stream each, between bytes of the host.
 
         Parameters
@@ -79,8 +79,8 @@ class Pieces:
 class EncodedValues(Protocol):
     """Values that recorded steps encode."""
 
-    def pieces(self) -> Pieces:
-        """Return the pieces of all values, once the results of the steps are read.
+    def segments(self) -> Segments:
+        """Return the segments of all values, once the results of the steps are read.
 
         Those of values that failed are undefined.
         """
@@ -97,9 +97,9 @@ class Unchanged:
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
 
-    def pieces(self) -> Pieces:
-        """Return the bytes of each value as one piece."""
-        return Pieces.of_spans(self._spans)
+    def segments(self) -> Segments:
+        """Return the bytes of each value as one segment."""
+        return Segments.of_spans(self._spans)
 
 
 class Framed:
@@ -128,11 +128,11 @@ class Framed:
         self._before = np.tile(np.frombuffer(before, np.uint8), (len(commands), 1))
         self._behind = behind
 
-    def pieces(self) -> Pieces:
+    def segments(self) -> Segments:
         """Return the stream of each value between the bytes of the host."""
         nothing = np.zeros((len(self._before), 0), np.uint8)
         behind = nothing if self._behind is None else self._behind()
-        return Pieces.framed(self._before, self._stream, behind)
+        return Segments.framed(self._before, self._stream, behind)
 
 
 def little_endian(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
