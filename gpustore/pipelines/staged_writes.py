@@ -10,15 +10,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gpustore.backends.base import Layer, Memory
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.transaction.staged_value import Overlayer
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.staged_chunk import (
+    StagedChunk,
+    are_worth_merging,
+    can_merge,
+    part_of_chunk,
+)
 from gpustore.pipelines.value_change import encoded, is_whole
 from gpustore.pipelines.writes_under_way import layers_of
 from gpustore.runtime.buffer import Buffer
+from gpustore.runtime.future import ready
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.transaction import Transaction, at_once
 from gpustore.runtime.write_futures import WriteFutures
@@ -31,6 +39,12 @@ class LayerStage(Protocol):
 
     def lay(self, overlayer: Overlayer, layers: Iterable[tuple[str, Any]]) -> None:
         """Stage layers over the values of keys."""
+
+    def merged(self, key: str, overlayer: Overlayer) -> AbstractContextManager[Any]:
+        """Return a context with the merged layers of a key, which nobody else uses meanwhile.
+
+        It has None if there are none, or the transaction is not open.
+        """
 
 
 def staged_write(
@@ -48,6 +62,9 @@ def staged_write(
         Through the Futures.
     """
     writes = store.transaction._shared(array, lambda: _StagedWrites(array))
+    if writes.put(store, transform, source):
+        done = ready(None)
+        return WriteFutures(done, done)
     planned = writes.planned(transform, source)
 
     def stage() -> None:
@@ -70,6 +87,28 @@ class _StagedWrites:
     def __init__(self, array: ChunkedArray) -> None:
         self.array = array
         self._overlayers: dict[tuple[int, ...], _Overlayer] = {}
+        self._merges = can_merge(array)
+        self._key = array.format().key
+
+    def put(self, store: LayerStage, transform: IndexTransform, source: Any) -> bool:
+        """Lay a write over the merged ones of its chunk; return whether there are any.
+
+        Raises
+        ------
+        MismatchError, TypeError
+        """
+        array = self.array
+        part = part_of_chunk(array, transform) if self._merges else None
+        if part is None:
+            return False
+        key = self._key(part.cell[: array.key_rank])
+        with store.merged(key, self._overlayer(array)) as merged:
+            if merged is None:
+                return False
+            memory = array.backend.source(source, transform.domain, array.dtype)
+            merged.put(part, array.backend.elements(memory))
+        STATISTICS.add(writes=1, chunks_planned=1)
+        return True
 
     def planned(
         self, transform: IndexTransform, source: Any
@@ -92,6 +131,14 @@ class _Overlayer:
     def __init__(self, array: ChunkedArray) -> None:
         self._array = array
         self.max_nbytes = array.object_bound
+
+    def merge(self, layers: Sequence[Layer]) -> StagedChunk | None:
+        if not can_merge(self._array) or not are_worth_merging(self._array, layers):
+            return None
+        merged = StagedChunk(self._array, layers[0].rows)
+        for one in layers:
+            merged.lay(one)
+        return merged
 
     def is_whole(self, layer: Layer) -> bool:
         return is_whole(self._array, layer.rows)

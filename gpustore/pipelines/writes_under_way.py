@@ -398,6 +398,9 @@ def _begin_together(
 def layers_of(plan: ChunkPlan, memory: Memory) -> Iterator[tuple[str, Layer]]:
     """Yield what a write lays over each key; a key in several windows comes several times."""
     for rows in plan.windows(0, 1, PLANNED_ROWS):
+        if len(rows) == 1:
+            yield rows.keys[0], Layer(rows, memory)
+            continue
         numbers: dict[str, list[int]] = {}
         for number, key in enumerate(rows.keys):
             numbers.setdefault(key, []).append(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from gpustore.kvstores.transaction import TransactedKvStore
@@ -48,6 +49,10 @@ class StagedShards:
         """Return the key of a shard, and the layer over it that is `layer` over a chunk."""
         place = self._shards.place(key)
         return place.shard, ShardLayer(place, overlayer, layer)
+
+    def merge(self, layers: Sequence[ShardLayer]) -> None:
+        """Return None: each layer stays one."""
+        del layers
 
     def is_whole(self, layer: ShardLayer) -> bool:
         """Return False: other chunks of the shard stay."""
@@ -103,3 +108,8 @@ class ShardStage:
         """Stage layers of an array over chunks by their keys."""
         staged = self._staged
         self._store.lay(staged, (staged.layer(key, overlayer, one) for key, one in layers))
+
+    def merged(self, key: str, overlayer: Overlayer) -> AbstractContextManager[None]:
+        """Return a context with None: layers over shards are not merged."""
+        del key, overlayer
+        return nullcontext()

@@ -102,6 +102,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
 
 def memory_of(array: NDArray[Any]) -> HostMemory:
     """Make the memory of an array of any strides, with the flat bytes that hold it."""
+    if array.flags.forc and not array.dtype.hasobject:
+        return HostMemory(array, None, 0)
     low, high = np.lib.array_utils.byte_bounds(array)
     if array.dtype.hasobject:
         return _object_memory(array, low, high)
@@ -162,6 +164,8 @@ def converted(array: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
     Floats are no integers by value either: TensorStore would drop their fraction.
     """
+    if type(array) is np.ndarray and array.dtype == dtype:
+        return array
     array = dlpack.as_numpy(array)
     by_value = dtype.kind not in "MmUV" or dtype.isbuiltin == 2
     if isinstance(array, np.generic) and by_value:

@@ -7,7 +7,8 @@ one for each kvstore; its reads see the staged changes over the stored values.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -258,7 +259,25 @@ class TransactedKvStore(KvStoreDriver):
             self.stage.mismatched, generation = request.keys[0], new_generation()
         return TimestampedStorageGeneration(generation, time.time())
 
+    @contextmanager
+    def merged(self, key: str, overlayer: Overlayer) -> Iterator[Any]:
+        """Give the merged layers of a key, to be changed under the lock.
+
+        None if there are none, or the transaction is not open.
+        """
+        stage = self.stage
+        with stage.lock:
+            entry = stage.entries.get(key)
+            last = entry.layers[-1] if entry is not None and entry.layers else None
+            if last is None or last.overlayer is not overlayer or not self.transaction._accepts:
+                yield None
+            else:
+                last.count += last.merged is not None
+                yield last.merged
+
     def _claim(self, key: str) -> None:
+        if not self.stage.atomic:
+            return
         owner = self.stage if self._plain.writes_together else (self.stage, key)
         self.transaction._claim_for(owner, self.describe(key))
 

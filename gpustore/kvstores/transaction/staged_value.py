@@ -16,6 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from gpustore.kvstores.columns import ABSENT
 from gpustore.runtime.buffer import Buffer
 
+FEWEST_MERGED: Final = 4
+"""Fewest layers that are merged; whether they should be is asked at each power of two."""
+
 _counter = itertools.count(1)
 _pack_generation = struct.Struct("<BQ").pack
 
@@ -23,6 +26,16 @@ _pack_generation = struct.Struct("<BQ").pack
 def new_generation() -> bytes:
     """Return a generation of a staged value; no kvstore has one that begins like it."""
     return _pack_generation(4, next(_counter))
+
+
+class Merged(Protocol):
+    """Layers of one value, merged. Called under the lock of the stage."""
+
+    def lay(self, layer: Any) -> None:
+        """Add a layer."""
+
+    def layers(self) -> list[Any]:
+        """Return layers that mean the same, and do not change."""
 
 
 class Overlayer(Protocol):
@@ -35,6 +48,9 @@ class Overlayer(Protocol):
     """
 
     max_nbytes: int
+
+    def merge(self, layers: Sequence[Any]) -> Merged | None:
+        """Merge layers of one value if that takes less memory; None if it does not."""
 
     def is_whole(self, layer: Any) -> bool:
         """Whether nothing of a value stays under the layer."""
@@ -72,6 +88,43 @@ UNSEEN: Final = Seen()
 
 
 @dataclass(slots=True)
+class Laid:
+    """Layers that one array has laid one after the other.
+
+    Attributes
+    ----------
+    overlayer : Overlayer
+    count : int
+        Number of layers laid.
+    layers : list
+        The layers, unless they are merged.
+    merged : Merged or None
+    """
+
+    overlayer: Overlayer
+    count: int = 0
+    layers: list[Any] = field(default_factory=list)
+    merged: Merged | None = None
+
+    def add(self, layer: Any) -> None:
+        """Add a layer; all are merged if they take more memory than that."""
+        self.count += 1
+        if self.merged is not None:
+            self.merged.lay(layer)
+            return
+        self.layers.append(layer)
+        count = len(self.layers)
+        if count >= FEWEST_MERGED and not count & (count - 1):
+            self.merged = self.overlayer.merge(self.layers)
+            if self.merged is not None:
+                self.layers = []
+
+    def now(self) -> list[Any]:
+        """Return the layers as they are now."""
+        return list(self.layers) if self.merged is None else self.merged.layers()
+
+
+@dataclass(slots=True)
 class Entry:
     """What is staged for one key.
 
@@ -85,7 +138,7 @@ class Entry:
         Value under the layers; None for none.
     expected : bytes
         Generation that the stored value must have; ``b""`` for any.
-    layers : list of (Overlayer, list)
+    layers : list of Laid
         Layers, by the arrays that laid them.
     seen : Seen
     version : int
@@ -96,15 +149,19 @@ class Entry:
     is_set: bool = False
     value: Buffer | None = None
     expected: bytes = b""
-    layers: list[tuple[Overlayer, list[Any]]] = field(default_factory=list)
+    layers: list[Laid] = field(default_factory=list)
     seen: Seen = UNSEEN
     version: int = 0
 
     @property
     def last_seen(self) -> Seen:
         """What a reader saw of the value as it is."""
-        count = sum([len(some) for _, some in self.layers])
-        return self.seen if self.seen.layers == count else UNSEEN
+        return self.seen if self.seen.layers == self.count else UNSEEN
+
+    @property
+    def count(self) -> int:
+        """Number of layers laid."""
+        return sum([one.count for one in self.layers])
 
     def set(self, value: Buffer | None) -> None:
         """Replace everything but the condition."""
@@ -116,9 +173,9 @@ class Entry:
         """Add a layer."""
         if overlayer.is_whole(layer):
             self.set(None)
-        if not self.layers or self.layers[-1][0] is not overlayer:
-            self.layers.append((overlayer, []))
-        self.layers[-1][1].append(layer)
+        if not self.layers or self.layers[-1].overlayer is not overlayer:
+            self.layers.append(Laid(overlayer))
+        self.layers[-1].add(layer)
 
 
 @dataclass(slots=True)
@@ -130,8 +187,8 @@ class Made:
     entry : Entry
     is_set, version, seen
         Those of the entry when this began.
-    layers : list of (Overlayer, list)
-        Layers that are left.
+    layers : list of (Overlayer, list, int)
+        Layers that are left, by the arrays that laid them, and how many each had laid.
     value : Buffer or None
         Value under them.
     count : int
@@ -148,7 +205,7 @@ class Made:
     is_set: bool
     version: int
     seen: Seen
-    layers: list[tuple[Overlayer, list[Any]]]
+    layers: list[tuple[Overlayer, list[Any], int]]
     value: Buffer | None
     count: int
     is_direct: bool = True
@@ -161,12 +218,18 @@ class Made:
 
         What is `to_store` is made of a value that was seen only if that is the same.
         """
-        layers = [(overlayer, list(some)) for overlayer, some in entry.layers]
-        count = sum([len(some) for _, some in layers])
+        layers = [(one.overlayer, one.now(), one.count) for one in entry.layers]
+        count = entry.count
         seen = entry.seen
         if to_store and not (seen.is_direct and seen.layers == count):
             seen = UNSEEN
-        made = cls(entry, entry.is_set, entry.version, seen, layers, entry.value, count)
+        is_set, value = entry.is_set, entry.value
+        for i in reversed(range(len(layers) if seen.layers != count else 0)):
+            if entry.layers[i].merged is not None and layers[i][0].is_whole(layers[i][1][0]):
+                # Nothing stays under it.
+                layers, seen, is_set, value = layers[i:], UNSEEN, True, None
+                break
+        made = cls(entry, is_set, entry.version, seen, layers, value, count)
         made.generation = b"" if layers else entry.generation
         return made
 
@@ -187,10 +250,11 @@ class Made:
             return
         self.value = seen.value
         left, skipped = [], seen.layers
-        for overlayer, some in self.layers:
-            if skipped < len(some):
-                left.append((overlayer, some[skipped:]))
-            skipped = max(0, skipped - len(some))
+        for overlayer, some, count in self.layers:
+            if skipped < count:
+                # Of merged layers those that were seen are laid again, as the others are.
+                left.append((overlayer, some[skipped:] if len(some) == count else some, count))
+            skipped = max(0, skipped - count)
         self.layers = left
         self.is_direct = seen.is_direct and not left
         if not left:

@@ -12,6 +12,9 @@ class Appending:
     def __init__(self):
         self.laid, self.before = [], None
 
+    def merge(self, layers):
+        return None
+
     def is_whole(self, layer):
         return layer.isupper()
 
