@@ -239,6 +239,30 @@ class KvStoreDriver(abc.ABC):
         """
         raise self._unsupported("changing several keys at once")
 
+    def copy_references(
+        self,
+        source: KvStoreDriver,
+        keys: Sequence[tuple[str, str]],
+        staleness_bound: float | None,
+    ) -> bool:
+        """Let keys refer to values of another kvstore; return whether that is possible.
+
+        Parameters
+        ----------
+        source : KvStoreDriver
+        keys : sequence of (str, str)
+            Keys in `source`, each with that which refers to its value; missing ones are left out.
+        staleness_bound : float or None
+            Seconds since the epoch: as in a :class:`ReadRequest`.
+
+        Raises
+        ------
+        GpustoreError
+            Nothing was changed, as far as is known.
+        """
+        del source, keys, staleness_bound
+        return False
+
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
         """Replace a value by one that is made from it; repeat if another writer was faster.
 

@@ -36,6 +36,9 @@ def copy_values(
         The first error of a key.
     """
     (reader, path), (writer, target_path) = source, target
+    renamed = [(path + key, target_path + key) for key in keys]
+    if writer.copy_references(reader, renamed, staleness_bound):
+        return
     for batch in _batches(reader, path, keys):
         columns = reader.read_many(
             ReadRequest([path + key for key in batch], staleness_bound=staleness_bound)

@@ -449,6 +449,9 @@ class KvStore:
     ) -> Future[None]:
         """Copy all keys of a range to another kvstore, in batches.
 
+        In an OCDBT database whose root is that of this one, or above it, keys refer to the values:
+        nothing is moved, and the data files of this database must stay.
+
         A target in an archive or a database is rewritten once for each batch.
 
         Parameters

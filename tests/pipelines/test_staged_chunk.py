@@ -24,6 +24,8 @@ FORMS = {
 
 def interval(a, b, step):
     low, high = min(a, b), max(a, b)
+    if low == high:
+        return slice(low, low)
     return slice(low, high, step) if step > 0 else slice(high - 1, low - 1 if low else None, step)
 
 

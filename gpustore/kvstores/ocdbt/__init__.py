@@ -345,6 +345,37 @@ class OcdbtKvStore(AdapterKvStore):
         ]
         return self._committer.write_together(replace(request, deleted=ranges))
 
+    def copy_references(
+        self,
+        source: KvStoreDriver,
+        keys: Sequence[tuple[str, str]],
+        staleness_bound: float | None,
+    ) -> bool:
+        """Copy inline values, and the places of values in data files, in one commit.
+
+        The data files must lie below the root of this database.
+        """
+        if not isinstance(source, OcdbtKvStore) or not self.can_write:
+            return False
+        base, other = self.base, source.base
+        if base.driver.identity != other.driver.identity or not other.path.startswith(base.path):
+            return False
+        prefix = as_bytes(other.path[len(base.path) :])
+        names, values = [], []
+        found = source._find([old for old, _ in keys], staleness_bound)
+        for (old, new), value in zip(keys, found, strict=True):
+            if isinstance(value, GpustoreError):
+                raise value.prefixed(f"Error reading {source.describe(old)}")
+            if value is None:
+                continue
+            self.check_key(new)
+            if isinstance(value, Location):
+                value = value.moved(prefix)
+            names.append(new)
+            values.append(value)
+        self._committer.refer(names, values)
+        return True
+
     def delete_range(self, inclusive_min: str = "", exclusive_max: str | None = None) -> int:
         self._check_writable()
         if exclusive_max is not None and exclusive_max <= inclusive_min:

@@ -74,6 +74,8 @@ class _Operation:
         Changes to make in place of a request, all or none.
     stored : dict of int to Stored
         Stored values by position, once they are written.
+    given : dict of int to Stored
+        Those that others have written.
     columns : WriteColumns
         The result of a request.
     num_deleted : int
@@ -89,6 +91,7 @@ class _Operation:
     deleted: KeyRange | None = None
     together: AtomicRequest | None = None
     stored: dict[int, Stored] = field(default_factory=dict)
+    given: dict[int, Stored] = field(default_factory=dict)
     columns: WriteColumns = field(default_factory=lambda: WriteColumns.blank(0))
     num_deleted: int = 0
     failed: list[str] = field(default_factory=list)
@@ -145,6 +148,16 @@ class Committer:
             return WriteColumns([b""] * count, dict.fromkeys(range(count), operation.error))
         return operation.columns
 
+    def refer(self, keys: Sequence[str], values: Sequence[Stored]) -> None:
+        """Let keys have values that are stored already, in one commit."""
+        if not keys:
+            return
+        operation = _Operation(WriteRequest(keys, [b""] * len(keys)))
+        operation.given = dict(enumerate(values))
+        self._run(operation)
+        if operation.error is not None:
+            raise operation.error
+
     def write_together(self, request: AtomicRequest) -> list[str]:
         """Make all changes in one commit, or none; return the keys whose conditions failed."""
         operation = _Operation(together=request)
@@ -199,7 +212,8 @@ class Committer:
     def _commit(self, group: list[_Operation]) -> None:
         files = DataFiles(self._database.base, self._target_nbytes)
         for one in group:
-            one.stored.clear()  # What an attempt that failed has put into files may not be there.
+            # What an attempt that failed has put into files may not be there.
+            one.stored = dict(one.given)
         pause_s = _FIRST_PAUSE_S
         mine: Version | None = None
         for _ in range(_ATTEMPTS):

@@ -59,6 +59,20 @@ class Location(NamedTuple):
     offset: int
     nbytes: int
 
+    def moved(self, prefix: bytes) -> Location:
+        """Return the place as a database sees it whose root is above by `prefix`.
+
+        Raises
+        ------
+        LimitError
+            If the path of the file would be too long.
+        """
+        base, relative = self.file
+        nbytes = len(prefix) + len(base) + len(relative)
+        if nbytes > MAX_PATH_NBYTES:
+            raise LimitError(f"path of {nbytes} bytes exceeds the maximum of {MAX_PATH_NBYTES}")
+        return self._replace(file=DataFile(prefix + base, relative))
+
 
 ABSENT_ROOT: Final = Location(DataFile(b"", b""), UINT64_MAX, UINT64_MAX)
 """Root location of a tree without keys."""
