@@ -52,6 +52,8 @@ OWN_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
 NO_KERNEL = "no kernel of the package decodes it"
 """Reason for which all other codecs need a library."""
 
+_NO_ROOM: NDArray[np.uint8] = np.zeros(0, np.uint8)
+
 _Failures = Iterable[tuple[int, str]]
 
 Check = Callable[[NDArray[np.uint8]], _Failures]
@@ -87,6 +89,9 @@ class CommandList:
         Bytes of the values in host memory; None if only the device has them.
     headers : Headers, length n, optional
         Headers of the values that :meth:`read_headers` of an earlier list has read.
+    room : ndarray of uint8, optional
+        Host memory at a multiple of 16 bytes from which tables are uploaded, if they fit: those
+        that are made there need not be copied.
 
     Attributes
     ----------
@@ -112,6 +117,7 @@ class CommandList:
         "_guards",
         "_has_headers",
         "_result_nbytes",
+        "_room",
         "_scratch",
         "_steps",
         "_stream",
@@ -135,7 +141,9 @@ class CommandList:
         values: Spans,
         encoded: EncodedColumns | None = None,
         headers: Any = None,
+        room: NDArray[np.uint8] = _NO_ROOM,
     ) -> None:
+        self._room = room
         self.rows = rows
         self.values = values
         self.encoded = encoded
@@ -261,6 +269,18 @@ class CommandList:
         self._table_nbytes = part.offset + content.nbytes
         return part
 
+    def table_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return memory for the content of the next tables, which lie one behind the other."""
+        start = aligned(self._table_nbytes)
+        if start + nbytes <= len(self._room):
+            return self._room[start : start + nbytes]
+        return np.empty(nbytes, np.uint8)
+
+    def _codec_table(self, src: Spans, dst: Spans) -> Table:
+        """Add the table of a :class:`CodecBatch`."""
+        memory = self.table_memory(32 * len(src))
+        return self.table(CodecBatch.columns(src, dst, memory.view(np.uint64)))
+
     def result(self, nbytes: int, check: Check) -> Result:
         """Reserve device memory for the result of a step, which `check` reads afterwards."""
         part = Result(aligned(self._result_nbytes), nbytes)
@@ -340,7 +360,7 @@ class CommandList:
             return
         owners = self.rows if rows is None else rows
         sizes = dst.nbytes
-        table = self.table(CodecBatch.columns(src, dst))
+        table = self._codec_table(src, dst)
         result = self.result(12 * count, lambda found: _wrong(found, owners, sizes, codec))
         if self._device.codec(codec) is None:
             statuses = Result(result.offset + 8 * count, 4 * count)
@@ -507,12 +527,21 @@ class CommandList:
         return aligned(self._result_nbytes) if self._guards else self._result_nbytes
 
     def write_tables(self, into: memoryview) -> None:
-        """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded."""
+        """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded.
+
+        It is the beginning of the room of this list, or lies elsewhere.
+        """
         end = 0
-        for content in (*self._tables, *([self._guards.columns] if self._guards else [])):
+        here: NDArray[np.uint8] = np.frombuffer(into, np.uint8)
+        first = _address_of(here)
+        for content in self._tables:
             start = aligned(end)
             end = start + content.nbytes
-            into[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
+            flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+            if _address_of(flat) != first + start:
+                here[start:end] = flat
+        if self._guards:
+            self._guards.write(here[self._guard_table : self.table_nbytes].view(np.uint64))
 
     def run(self, tables: int, results: int) -> None:
         """Queue all steps, in order, on the stream of this list.
@@ -555,6 +584,11 @@ class CommandList:
                     continue  # By a later stage: the host decodes it anyway.
                 failed.setdefault(row, reason)
         return failed
+
+
+def _address_of(array: NDArray[np.uint8]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _wrong(

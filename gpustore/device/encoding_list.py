@@ -121,7 +121,7 @@ class EncodingList(CommandList):
                 reason = STATUSES.get(int(statuses[i]), "unknown status")
                 yield int(owners[i]), f"{codec}: {reason} ({statuses[i]}), {sizes[i]} bytes"
 
-        table = self.table(CodecBatch.columns(src, dst))
+        table = self._codec_table(src, dst)
         result = self.result(12 * count, read)
         self._call_library(self._device.compress, codec, src, dst, table, result, temp_nbytes)
         return made

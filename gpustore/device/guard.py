@@ -74,13 +74,13 @@ class Guards:
         self._before.append(before)
         self._after.append(after)
 
-    @property
-    def columns(self) -> NDArray[np.uint64]:
-        """Addresses and sizes in bytes of all guards, shape (2, n)."""
-        columns = [np.array((one.address, one.nbytes), np.uint64) for one in self._spans]
-        if len(columns) == 1:
-            return columns[0]
-        return np.concatenate([np.zeros((2, 0), np.uint64), *columns], axis=1)
+    def write(self, into: NDArray[np.uint64]) -> None:
+        """Write the table of all n guards: n addresses, then n sizes in bytes."""
+        address, nbytes = into[: self._count], into[self._count : 2 * self._count]
+        end = 0
+        for one in self._spans:
+            begin, end = end, end + len(one)
+            address[begin:end], nbytes[begin:end] = one.address, one.nbytes
 
     @property
     def blocks(self) -> int:

@@ -303,12 +303,20 @@ class CodecBatch:
         return len(self.src)
 
     @staticmethod
-    def columns(src: Spans, dst: Spans) -> NDArray[np.uint64]:
+    def columns(
+        src: Spans, dst: Spans, out: NDArray[np.uint64] | None = None
+    ) -> NDArray[np.uint64]:
         """Return the table that the device reads, shape (4, n): `src`, then `dst`.
 
-        Rows are addresses and sizes of `src`, then addresses and sizes of `dst`.
+        Rows are addresses and sizes of `src`, then addresses and sizes of `dst`. `out` is memory
+        for them.
         """
-        return np.array((src.address, src.nbytes, dst.address, dst.nbytes), np.uint64)
+        columns = src.address, src.nbytes, dst.address, dst.nbytes
+        if out is None:
+            return np.array(columns, np.uint64)
+        table = out.reshape(4, -1)
+        table[0], table[1], table[2], table[3] = columns
+        return table
 
     @staticmethod
     def results(found: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:

@@ -78,16 +78,15 @@ def _piece_rows(
 ) -> int:
     """Return how many of all rows a thread takes at once, of which staging memory has `together`.
 
-    Each piece costs a few tenths of a millisecond in Python. So few threads take larger ones, as
-    long as each gets some of every submission.
+    Each piece costs a few tenths of a millisecond in Python. So few threads take larger ones: one
+    each of every submission.
     """
     fewest, most = PIECE_ROWS
     most = min(most, max(1, (sink.nbytes or 1) // max(1, array.chain.layout.nbytes)))
     if native.decodes:  # Few long chunks, perhaps, which all threads share.
-        fewest = 1
-    else:
-        most = max(most, together // (2 * threads))
-    return max(1, min(most, max(fewest, -(-rows // (2 * threads)))))
+        return max(1, min(most, -(-rows // (2 * threads))))
+    most = max(most, together // threads)
+    return max(1, min(most, max(fewest, -(-rows // threads))))
 
 
 def _whole_rows(table: RowTable, plan: ChunkPlan, layout: ChunkBytes) -> NDArray[np.bool_] | None:

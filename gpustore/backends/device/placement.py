@@ -400,7 +400,9 @@ def _copy(
             _with_part(places.dst_stride, part, len(src)),
         )
         if not listed:
-            launches = core_copy_launches(rectangles, part.itemsize, unit=part.unit)
+            launches = core_copy_launches(
+                rectangles, part.itemsize, unit=part.unit, memory=commands.table_memory
+            )
         else:
             launches = indexed_launches(rectangles, listed, part.itemsize, unit=part.unit)
         commands.launch_tables(launches)

@@ -162,6 +162,11 @@ class StagingBuffer:
         return self.memory.take(nbytes, self._end)
 
     @property
+    def table_room(self) -> NDArray[np.uint8]:
+        """Memory in which :meth:`reserve_table` takes bytes next."""
+        return self.data[self.used : self._end]
+
+    @property
     def left(self) -> int:
         """Bytes left for values."""
         return self.limit - self.used

@@ -219,12 +219,13 @@ class Submission:
         encoded, decoded, missing, cached = _of_states(rows, state)
         start, nbytes = group.start[encoded], group.nbytes[encoded]
         base = buffer.address(0)
+        fill = self._fill_element(group) if len(missing) else None
         found = None
         if state[0] == CACHED_ENCODED:  # And so are all others.
             found = group.in_slabs(rows)
             none = Spans.contiguous(0, [])
             commands = CommandList(
-                self._device, buffer.stream, found.rows, none, None, found.headers
+                self._device, buffer.stream, found.rows, none, None, found.headers, buffer.table_room
             )
         else:
             here = None
@@ -239,6 +240,7 @@ class Submission:
                 encoded,
                 Spans((base + start).view(np.uint64), nbytes.view(np.uint64)),
                 here,
+                room=buffer.table_room,
             )
         try:
             if found is not None:
@@ -265,8 +267,8 @@ class Submission:
                 some = np.concatenate((some, found.rows))
                 chunks = np.concatenate((chunks, found.on_device(commands).address))
             place(commands, places, some, chunks, stored)
-            if len(missing):
-                self._fill(commands, group, missing)
+            if fill is not None:
+                self._fill(commands, group, missing, *fill)
         except BaseException:
             commands.release()
             raise
@@ -348,14 +350,19 @@ class Submission:
         self._unkept += kept
         self._drop_unkept()
 
-    def _fill(self, commands: CommandList, group: Group, missing: Integers) -> None:
-        """Record the fill of the elements of missing rows."""
+    def _fill_element(self, group: Group) -> tuple[bytes, int]:
+        """Put the element of missing chunks in front of the tables; return it and its address."""
         pattern = self._pattern(group)
         at = self.buffer.reserve_table(len(pattern))
         if at is None:
             raise _NoRoom(len(pattern) + _PATTERN_ROOM_NBYTES)
         self.buffer.view(at, len(pattern))[:] = pattern
-        address = self.buffer.address(at)
+        return pattern, self.buffer.address(at)
+
+    def _fill(
+        self, commands: CommandList, group: Group, missing: Integers, pattern: bytes, address: int
+    ) -> None:
+        """Record the fill of the elements of missing rows."""
         if self._is_record(group):
             chunks = np.full(len(missing), address, np.uint64)
             place(commands, group.places, missing, chunks, group.chain.layout.dtype)

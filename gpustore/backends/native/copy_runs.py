@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array as numbers
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -39,16 +40,34 @@ def _core() -> Any:
     return core
 
 
-def core_copy_launches(rows: Rows, itemsize: int, *, unit: int = 1) -> list[KernelLaunch]:
+def _fresh(nbytes: int) -> NDArray[np.uint8]:
+    return np.empty(nbytes, np.uint8)
+
+
+def core_copy_launches(
+    rows: Rows,
+    itemsize: int,
+    *,
+    unit: int = 1,
+    memory: Callable[[int], NDArray[np.uint8]] = _fresh,
+) -> list[KernelLaunch]:
     """Return launches that copy all elements of all rows.
 
-    Parameters and errors are those of :func:`~gpustore.device.kernels.launch.copy_launches`.
+    Other parameters and errors are those of
+    :func:`~gpustore.device.kernels.launch.copy_launches`.
+
+    Parameters
+    ----------
+    memory : callable
+        Returns so many bytes of memory for the tables, at a multiple of 16.
     """
-    launches = _written(rows, itemsize, unit)
+    launches = _written(rows, itemsize, unit, memory)
     return copy_launches(rows, itemsize, unit=unit) if launches is None else launches
 
 
-def _written(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch] | None:
+def _written(
+    rows: Rows, itemsize: int, unit: int, memory: Callable[[int], NDArray[np.uint8]] = _fresh
+) -> list[KernelLaunch] | None:
     core = _core()
     if core is None or unit not in _UNITS or itemsize % unit:
         return None
@@ -64,7 +83,9 @@ def _written(rows: Rows, itemsize: int, unit: int) -> list[KernelLaunch] | None:
     here = words.buffer_info()[0]
     words[7], words[8] = here + 72, here + 72 + 8 * rank
     heads = numbers("q", bytes(8 * _HEAD * _MOST_TABLES))
-    room: NDArray[np.uint8] = np.empty(n * run_dtype(_MOST_DIMS).itemsize, np.uint8)
+    # A run has at most as many dimensions as a rectangle, and the bytes of an element.
+    most = rank + 1 if rank < 4 else _MOST_DIMS
+    room = memory(n * run_dtype(most).itemsize)
     tables = core.gpustore_core_copy_runs(here, heads.buffer_info()[0], address_of(room), len(room))
     if not tables:
         return None
