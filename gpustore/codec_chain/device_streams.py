@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 
@@ -59,6 +59,19 @@ def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
     return ~wrong
 
 
+@overload
+def pitch_of(nbytes: int) -> int: ...
+
+
+@overload
+def pitch_of(nbytes: Integers) -> Integers: ...
+
+
+def pitch_of(nbytes: int | Integers) -> int | Integers:
+    """Return the bytes from one of the :func:`destinations` to the next."""
+    return nbytes + (_PADDING + _ALIGNMENT - 1) & -_ALIGNMENT
+
+
 def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
     """Allocate device memory for outputs, at multiples of 16 and with room around them.
 
@@ -72,7 +85,7 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
     """
     if not len(nbytes):
         return Spans.contiguous(0, [])
-    padded = nbytes + (_PADDING + _ALIGNMENT - 1) & -_ALIGNMENT
+    padded = pitch_of(nbytes)
     behind = np.cumsum(padded)
     address = commands.scratch(_PADDING + int(behind[-1]))
     behind += address + _PADDING

@@ -276,6 +276,11 @@ class CommandList:
             return self._room[start : start + nbytes]
         return np.empty(nbytes, np.uint8)
 
+    def reserve_table(self, nbytes: int) -> tuple[Table, NDArray[np.uint8]]:
+        """Add a table of so many bytes; return it and the memory for its content."""
+        memory = self.table_memory(nbytes)
+        return self.table(memory), memory
+
     def _codec_table(self, src: Spans, dst: Spans) -> Table:
         """Add the table of a :class:`CodecBatch`."""
         memory = self.table_memory(32 * len(src))
@@ -340,7 +345,12 @@ class CommandList:
             self.launch(one.family, one.expression, one.blocks, arguments)
 
     def decompress(
-        self, codec: str, src: Spans, dst: Spans, rows: NDArray[np.int64] | None = None
+        self,
+        codec: str,
+        src: Spans,
+        dst: Spans,
+        rows: NDArray[np.int64] | None = None,
+        table: Table | None = None,
     ) -> None:
         """Record the decompression of streams, each to exactly as many bytes as `dst` has.
 
@@ -354,13 +364,16 @@ class CommandList:
             of the device's :class:`~gpustore.device.protocol.DeviceCodec`; any if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.
+        table : Table, optional
+            Table of these streams, if it has been made (:meth:`CodecBatch.columns`).
         """
         count = len(src)
         if not count:
             return
         owners = self.rows if rows is None else rows
         sizes = dst.nbytes
-        table = self._codec_table(src, dst)
+        if table is None:
+            table = self._codec_table(src, dst)
         result = self.result(12 * count, lambda found: _wrong(found, owners, sizes, codec))
         if self._device.codec(codec) is None:
             statuses = Result(result.offset + 8 * count, 4 * count)

@@ -40,6 +40,89 @@ class HeaderReader(Protocol):
     ) -> FrameColumns:
         """Return columns of Blosc frames that decode to at most, or to exactly, `decoded_max`."""
 
+    def frame_tables(
+        self,
+        frames: FrameColumns,
+        address: NDArray[np.uint64],
+        rows: Integers,
+        pitch: int,
+        alignment: int,
+    ) -> FrameTables | None:
+        """Count what the tables have by which a device decodes n Blosc frames that are alike.
+
+        Parameters
+        ----------
+        address : ndarray of uint64, shape (n,)
+            Device address of each frame.
+        rows : ndarray of int64, shape (n,)
+            Row of each frame.
+        pitch : int
+            Bytes from the output of one frame to that of the next, a multiple of 16.
+        alignment : int
+            Multiple at which compressed streams must lie.
+
+        Returns
+        -------
+        FrameTables or None
+            None for frames that differ in size, compressor, elements or shuffle, are stored, or
+            have blocks and streams that do not lie where kernels and decoders need them.
+        """
+
+
+class FrameTables(Protocol):
+    """Tables by which a device decodes Blosc frames that are alike.
+
+    Attributes
+    ----------
+    code, typesize : int
+        Number of the compressor, and bytes of an element.
+    shuffle : int
+        Whether blocks are not shuffled (0), their bytes (1) or their bits (2).
+    blocks, compressed, stored : int
+        Number of blocks, of compressed streams, and of stored ones.
+    most_nbytes : int
+        Decoded bytes of the longest compressed stream.
+    copy_blocks, shuffle_blocks : int
+        Thread blocks of the launches for stored streams, and for shuffled blocks.
+    """
+
+    code: int
+    typesize: int
+    shuffle: int
+    blocks: int
+    compressed: int
+    stored: int
+    most_nbytes: int
+    copy_blocks: int
+    shuffle_blocks: int
+
+    def write(
+        self,
+        decoded: int,
+        joined: int,
+        table: NDArray[np.uint8],
+        copies: NDArray[np.uint8],
+        shuffled: NDArray[np.uint8],
+    ) -> Integers:
+        """Write the tables.
+
+        Parameters
+        ----------
+        decoded, joined : int
+            Device addresses, multiples of 16, of what the first frame decodes to, and of its
+            shuffled bytes.
+        table : ndarray of uint8
+            Memory for the table of a :class:`~gpustore.device.protocol.CodecBatch` of the
+            compressed streams.
+        copies, shuffled : ndarray of uint8
+            Memory for the descriptors of stored streams, and of shuffled blocks, 32 bytes each.
+
+        Returns
+        -------
+        ndarray of int64, shape (2, compressed)
+            Row of each compressed stream, and its decoded bytes.
+        """
+
 
 class EncodedColumns:
     """Encoded bytes of n values in one piece of host memory.

@@ -8,6 +8,7 @@
 
 #include "downsample.h"
 #include "file.h"
+#include "frame_tables.h"
 #include "headers.h"
 #include "job.h"
 #include "plan.h"
@@ -226,6 +227,14 @@ EXPORT void gpustore_core_blosc_streams(const gpustore::Encoded* frames, gpustor
         if (find(*frames, number, frame)) found.read_streams(number, frame);
     }
 }
+
+// Counts what the tables of Blosc frames have; returns 0 if they are left to Python.
+EXPORT std::int64_t gpustore_core_count_frames(gpustore::FrameStreams* frames) {
+    return gpustore::FrameTables(*frames).count();
+}
+
+// Writes the tables of Blosc frames, for which there is room as counted.
+EXPORT void gpustore_core_write_frames(gpustore::FrameStreams* frames) { gpustore::FrameTables(*frames).write(); }
 
 // Reads files whole into memory; their names end in 0 each. The three integers of each file are its
 // status, its first byte in the memory and its length. A second thread reads half of many files.

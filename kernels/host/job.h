@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 28828888245141624;
+constexpr i64 ABI = 52370014975179797;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -81,6 +81,28 @@ struct BloscColumns {
     i64 block_room, stream_room;
     i64 *blocks, *streams;    // 3 and 5 columns of so many numbers
     i64 block_count, stream_count;  // that are written
+};
+
+// Blosc frames on a device, and the tables by which it decodes them (frame_tables.h).
+struct FrameStreams {
+    i64 rows, blocks, streams;
+    const i64* heads;         // 6 columns of numbers, those of BloscColumns, `head_step` apart
+    i64 head_step;
+    const i64* block;         // 3 columns
+    i64 block_step;
+    const i64* stream;        // 5 columns
+    i64 stream_step;
+    const i64 *address, *row; // of each frame
+    i64 decoded, joined;      // addresses of what the first frame decodes to, and of its shuffled bytes
+    i64 pitch;                // bytes to those of the next frame
+    i64 alignment;            // of compressed streams
+    i64 code, typesize, shuffle;  // of all frames; shuffled are bytes (1) or bits (2)
+    i64 compressed, stored;   // streams
+    i64 most_nbytes;          // that a compressed stream decodes to
+    i64 copy_tiles, block_tiles;  // thread blocks for stored streams, and for shuffled blocks
+    i64* table;               // of compressed streams: 4 columns, address and bytes of the stream and of the decoded one
+    i64* owner;               // of each compressed stream the row; in a second column its decoded bytes
+    void *copies, *shuffled;  // descriptors of stored streams and of shuffled blocks
 };
 
 // Where values go that are fetched and not placed, decoded if the array has a codec. They lie one

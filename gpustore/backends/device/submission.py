@@ -225,7 +225,8 @@ class Submission:
             found = group.in_slabs(rows)
             none = Spans.contiguous(0, [])
             commands = CommandList(
-                self._device, buffer.stream, found.rows, none, None, found.headers, buffer.table_room
+                *(self._device, buffer.stream, found.rows, none, None, found.headers),
+                room=buffer.table_room,
             )
         else:
             here = None

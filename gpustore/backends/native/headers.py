@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpustore.backends.native.frame_tables import NativeFrameTables, declare
 from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.chain import CodecChain
@@ -33,6 +34,7 @@ class NativeHeaders:
         core.gpustore_core_blosc_heads.restype = None
         core.gpustore_core_blosc_streams.argtypes = (pointer, pointer)
         core.gpustore_core_blosc_streams.restype = None
+        declare(core)
         self._core = core
 
     def zstd_frames(self, data: NDArray[np.uint8], start: Integers, nbytes: Integers) -> Integers:
@@ -57,6 +59,17 @@ class NativeHeaders:
         found.make_room(*found.heads[-2:].sum(axis=1).tolist())
         self._core.gpustore_core_blosc_streams(at, columns)
         return found.written
+
+    def frame_tables(
+        self,
+        frames: FrameColumns,
+        address: NDArray[np.uint64],
+        rows: Integers,
+        pitch: int,
+        alignment: int,
+    ) -> NativeFrameTables | None:
+        found = NativeFrameTables(self._core, frames, address, rows, pitch, alignment)
+        return found if found.are_alike else None
 
 
 class FrameRoom:

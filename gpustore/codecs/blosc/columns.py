@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class BloscStreams:
         """Return some of the streams."""
         if not isinstance(chosen, slice) and chosen.dtype == np.bool_:
             (chosen,) = chosen.nonzero()
-        return BloscStreams(*(column[chosen] for column in _columns(self).values()))
+        return BloscStreams(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +98,59 @@ class BloscColumns:
 
     Attributes
     ----------
-    decoded_nbytes, typesize, code : ndarray of int64, shape (n,)
-        Decoded bytes of each frame, bytes of an element, number of the compressor.
-    is_stored, is_byte_shuffled, is_bit_shuffled : ndarray of bool, shape (n,)
-        Whether the decoded bytes follow the header, unshuffled; which shuffle blocks have.
-    blocks : BloscBlocks
-    streams : BloscStreams
-        Stored frames have neither blocks nor streams.
+    frames : FrameColumns
+        Frames as they were read. Stored frames have neither blocks nor streams.
+    adler32 : ndarray of int64, optional
+        Checksum of each decoded stream whose compressor is zlib; None if there are none.
     """
 
-    decoded_nbytes: Integers
-    typesize: Integers
-    code: Integers
-    is_stored: Mask
-    is_byte_shuffled: Mask
-    is_bit_shuffled: Mask
-    blocks: BloscBlocks
-    streams: BloscStreams
+    frames: FrameColumns
+    adler32: Integers | None = None
+
+    @property
+    def decoded_nbytes(self) -> Integers:
+        """Decoded bytes of each frame."""
+        return self.frames.heads[0]
+
+    @property
+    def typesize(self) -> Integers:
+        """Bytes of an element of each frame."""
+        return self.frames.heads[1]
+
+    @property
+    def code(self) -> Integers:
+        """Number of the compressor of each frame."""
+        return self.frames.heads[2]
+
+    @property
+    def is_stored(self) -> Mask:
+        """Whether the decoded bytes of each frame follow its header, unshuffled."""
+        stored: Mask = self.frames.heads[3] != 0
+        return stored
+
+    @property
+    def is_byte_shuffled(self) -> Mask:
+        """Whether the bytes of the blocks of each frame are shuffled."""
+        shuffled: Mask = self.frames.heads[4] != 0
+        return shuffled
+
+    @property
+    def is_bit_shuffled(self) -> Mask:
+        """Whether the bits of the blocks of each frame are shuffled."""
+        shuffled: Mask = self.frames.heads[5] != 0
+        return shuffled
+
+    @property
+    def blocks(self) -> BloscBlocks:
+        """Blocks of all frames."""
+        return BloscBlocks(*self.frames.blocks)
+
+    @property
+    def streams(self) -> BloscStreams:
+        """Streams of all blocks."""
+        found = self.frames.streams
+        adler32 = np.zeros(found.shape[1], np.int64) if self.adler32 is None else self.adler32
+        return BloscStreams(*found, adler32)
 
     @property
     def codes(self) -> list[int]:
@@ -122,62 +158,38 @@ class BloscColumns:
         found: list[int] = np.bincount(self.code).nonzero()[0].tolist()
         return found
 
-    def compressed(self) -> list[tuple[int, Integers | slice]]:
+    def compressed(self, streams: BloscStreams) -> list[tuple[int, Integers | slice]]:
         """Return the number of each compressor with those of its streams, but for stored ones."""
-        codes, is_stored = self.codes, self.streams.is_stored
+        codes, is_stored = self.codes, streams.is_stored
         if len(codes) == 1:
             if not is_stored.any():
                 return [(codes[0], slice(None))]
             found = [(codes[0], (~is_stored).nonzero()[0])]
         else:
-            of_stream = np.where(is_stored, -1, self.code[self.streams.frame])
+            of_stream = np.where(is_stored, -1, self.code[streams.frame])
             found = [(code, (of_stream == code).nonzero()[0]) for code in codes]
         return [(code, some) for code, some in found if len(some)]
 
     def take(self, values: Mask | Integers) -> BloscColumns:
         """Return some of the frames, numbered anew."""
-        count = len(self.decoded_nbytes)
-        frame, number = take_parts(self.blocks.frame, count, values)
-        blocks = BloscBlocks(frame, self.blocks.offset[number], self.blocks.nbytes[number])
-        frame, number = take_parts(self.streams.frame, count, values)
-        streams = replace(self.streams.take(number), frame=frame)
-        heads = {name: column[values] for name, column in self._heads.items()}
-        return BloscColumns(**heads, blocks=blocks, streams=streams)
+        adler32 = self.adler32
+        if adler32 is not None:
+            count = len(self.decoded_nbytes)
+            adler32 = adler32[take_parts(self.frames.streams[0], count, values)[1]]
+        return BloscColumns(self.frames.take(values), adler32)
 
     def joined(self, others: Sequence[BloscColumns]) -> BloscColumns:
         """Return these frames and those of `others`."""
         every = (self, *others)
-        before = np.cumsum([0, *[len(one.decoded_nbytes) for one in every]])
-        blocks = [replace(one.blocks, frame=one.blocks.frame + n) for one, n in zip(every, before)]
-        streams = [
-            replace(one.streams, frame=one.streams.frame + n) for one, n in zip(every, before)
-        ]
-        return BloscColumns(
-            **_joined([one._heads for one in every]),
-            blocks=BloscBlocks(**_joined([_columns(one) for one in blocks])),
-            streams=BloscStreams(**_joined([_columns(one) for one in streams])),
-        )
+        adler32 = None
+        if any([one.adler32 is not None for one in every]):
+            adler32 = np.concatenate([one.streams.adler32 for one in every])
+        return BloscColumns(self.frames.joined([one.frames for one in others]), adler32)
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory of all columns."""
-        every = (self._heads, _columns(self.blocks), _columns(self.streams))
-        return sum([column.nbytes for columns in every for column in columns.values()])
-
-    @property
-    def _heads(self) -> dict[str, Any]:
-        """Columns of the frames."""
-        columns = _columns(self)
-        return {name: columns[name] for name in columns if name not in ("blocks", "streams")}
-
-
-def _columns(one: Any) -> dict[str, Any]:
-    """Return the columns of a dataclass by name."""
-    return {name: getattr(one, name) for name in one.__slots__}
-
-
-def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return self.frames.nbytes + (0 if self.adler32 is None else self.adler32.nbytes)
 
 
 def read_columns(
@@ -208,7 +220,8 @@ def read_columns(
             encoded.data, encoded.start, encoded.nbytes, decoded_max, exact=exact
         )
     if found is None:
-        return _columns_of(*_read(encoded, decoded_max, exact=exact))
+        found, reasons = _read(encoded, decoded_max, exact=exact)
+        return BloscColumns(found), reasons
     decoded_nbytes = found.heads[0]
     wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
     (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
@@ -218,22 +231,7 @@ def read_columns(
         order[left] = len(encoded) + np.arange(len(left))
         found = found.joined([others]).take(order)
         reasons = {int(left[number]): reason for number, reason in reasons.items()}
-    return _columns_of(found, reasons)
-
-
-def _columns_of(
-    found: FrameColumns, reasons: dict[int, str]
-) -> tuple[BloscColumns, dict[int, str]]:
-    decoded_nbytes, typesize, code, *flags = found.heads
-    is_stored, is_byte_shuffled, is_bit_shuffled = [flag != 0 for flag in flags]
-    frame, src, src_nbytes, dst, dst_nbytes = found.streams
-    adler32 = np.zeros(len(frame), np.int64)
-    columns = BloscColumns(
-        *(decoded_nbytes, typesize, code, is_stored, is_byte_shuffled, is_bit_shuffled),
-        blocks=BloscBlocks(*found.blocks),
-        streams=BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32),
-    )
-    return columns, reasons
+    return BloscColumns(found), reasons
 
 
 def _read(

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.device_streams import aligned, destinations, unfit
+from gpustore.codec_chain.device_streams import aligned, destinations, pitch_of, unfit
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -31,6 +31,7 @@ from gpustore.codecs.blosc.columns import BloscColumns, read_columns
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.device.headers import FrameColumns
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
@@ -53,6 +54,8 @@ DEVICE_CODECS: Final = {
 
 _SNAPPY, _ZLIB, _ZSTD = 2, 3, 4
 
+_BITS: Final = 2
+
 _HEADER_NBYTES: Final = 16
 
 
@@ -65,15 +68,17 @@ def read_blosc(
     """
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
     if reasons:
+        frames = columns.frames
         ok = _all_but(reasons, len(encoded))
-        streams = columns.streams.take(ok[columns.streams.frame])
-        columns = replace(columns, streams=streams)
-    have_headers = not _READERS.keys().isdisjoint(columns.codes)
-    for code, some in columns.compressed() if have_headers else ():
+        columns = BloscColumns(replace(frames, streams=frames.streams[:, ok[frames.streams[0]]]))
+    if _READERS.keys().isdisjoint(columns.codes):
+        return columns, reasons
+    every = columns.streams
+    for code, some in columns.compressed(every):
         read = _READERS.get(code)
         if read is None:
             continue
-        streams = columns.streams.take(some)
+        streams = every.take(some)
         start = encoded.start[streams.frame] + streams.src
         nbytes, damaged = read(encoded, start, streams.src_nbytes)
         wrong = np.flatnonzero((nbytes != streams.dst_nbytes) & (nbytes >= 0)).tolist()
@@ -81,11 +86,12 @@ def read_blosc(
             reason = damaged.get(i, f"{_CODECS[code]}: a stream of another size")
             reasons.setdefault(int(streams.frame[i]), f"blosc: {reason}")
     if _ZLIB in columns.codes:
-        streams = columns.streams
         zlib = (columns.code == _ZLIB) & _all_but(reasons, len(encoded))
-        zlib = zlib[streams.frame] & ~streams.is_stored
-        start = encoded.start[streams.frame[zlib]] + streams.src[zlib]
-        streams.adler32[zlib] = adler32s(encoded, start, streams.src_nbytes[zlib])
+        zlib = zlib[every.frame] & ~every.is_stored
+        start = encoded.start[every.frame[zlib]] + every.src[zlib]
+        adler32 = every.adler32
+        adler32[zlib] = adler32s(encoded, start, every.src_nbytes[zlib])
+        columns = replace(columns, adler32=adler32)
     return columns, reasons
 
 
@@ -98,21 +104,63 @@ def _all_but(numbers: Collection[int], count: int) -> Mask:
 
 def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) -> None:
     """Record the decoding of all values of `commands`, each one frame; see the module."""
-    compressed = columns.compressed()
+    if _decode_alike(commands, device, columns.frames):
+        return
+    streams = columns.streams
+    compressed = columns.compressed(streams)
     reasons: dict[int, str] = {}
     for code, some in compressed:
-        nbytes = columns.streams.dst_nbytes[some]
+        nbytes = streams.dst_nbytes[some]
         reason = unfit(device, _CODECS[code], nbytes, commands.distrust)
         if reason is not None:
-            frames = columns.streams.frame[some].tolist()
+            frames = streams.frame[some].tolist()
             reasons.update(dict.fromkeys(frames, f"blosc: {reason}"))
     if reasons:
         commands.fall_back(reasons)
         if not len(commands):
             return
         columns = commands.headers
-        compressed = columns.compressed()
+        compressed = columns.compressed(columns.streams)
     _record(commands, device, columns, compressed)
+
+
+def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -> bool:
+    """Record the decoding by tables that the native core writes; return False if it does not."""
+    reader = None if commands.encoded is None else commands.encoded.reader
+    code = int(frames.heads[2, 0])
+    if reader is None or code == _ZLIB:
+        return False
+    codec, nbytes = _CODECS[code], frames.heads[0]
+    known = device.codec(codec)
+    alignment = 1 if known is None else known.src_alignment
+    places = commands.values.address, commands.rows, pitch_of(int(nbytes[0])), alignment
+    found = reader.frame_tables(frames, *places)
+    if found is None:
+        return False
+    if found.compressed:
+        most_nbytes = np.array([found.most_nbytes])
+        if unfit(device, codec, most_nbytes, commands.distrust) is not None:
+            return False
+    outputs = destinations(commands, nbytes, commands.rows)
+    joined = destinations(commands, nbytes, commands.rows) if found.shuffle else outputs
+    copies, copies_memory = commands.reserve_table(32 * found.stored)
+    table, memory = commands.reserve_table(32 * found.compressed)
+    shuffled, shuffled_memory = commands.reserve_table(32 * found.blocks * bool(found.shuffle))
+    owner, sizes = found.write(
+        *(int(outputs.address[0]), int(joined.address[0])), memory, copies_memory, shuffled_memory
+    )
+    count = np.uint32(found.stored)
+    commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, count])
+    src, src_nbytes, dst, _ = memory.view(np.uint64).reshape(4, -1)
+    # What is compared with the results may not lie in memory that is used again.
+    streams = Spans(src, src_nbytes), Spans(dst, sizes.view(np.uint64))
+    commands.decompress(codec, *streams, owner, table)
+    kernel = f"gs::{'bit_' if found.shuffle == _BITS else ''}unshuffle<{found.typesize}>"
+    if found.shuffle:
+        count = np.uint32(found.blocks)
+        commands.launch("shuffle", kernel, found.shuffle_blocks, [shuffled, count])
+    commands.values, commands.encoded = outputs, None
+    return True
 
 
 def _read_snappy(
@@ -145,7 +193,8 @@ def _record(
     base = commands.values.address.view(np.int64)
     decoded = _outputs(commands, columns, ~columns.is_stored, base + _HEADER_NBYTES)
     # Where streams are decompressed to: the last place, or another if that is to be unshuffled.
-    is_shuffled = (columns.is_byte_shuffled | columns.is_bit_shuffled) & ~columns.is_stored
+    by_byte, by_bit = columns.is_byte_shuffled, columns.is_bit_shuffled
+    is_shuffled = (by_byte | by_bit) & ~columns.is_stored
     joined = _outputs(commands, columns, is_shuffled, decoded)
 
     streams = columns.streams
@@ -181,8 +230,8 @@ def _record(
 
     blocks = columns.blocks
     for is_so, launches in (
-        (columns.is_byte_shuffled, unshuffle_launches),
-        (columns.is_bit_shuffled, bit_unshuffle_launches),
+        (by_byte, unshuffle_launches),
+        (by_bit, bit_unshuffle_launches),
     ):
         some_blocks = slice(None) if is_so.all() else is_so[blocks.frame].nonzero()[0]
         frame, offset = blocks.frame[some_blocks], blocks.offset[some_blocks]
