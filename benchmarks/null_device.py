@@ -160,13 +160,13 @@ class NullDevice:
         with self._lock:
             mine = [one for one in self._written if src <= one[0] < src + nbytes]
             self._written = [one for one in self._written if not src <= one[0] < src + nbytes]
-        for address, found in mine:
+        for address, nbytes, found in mine:
             at = address - src
-            target[at : at + found.nbytes] = found.view(np.uint8)
+            target[at : at + nbytes] = found
 
     def fill(self, dst, value, nbytes, stream):
         self._count("fill")
-        self._write(dst, np.full(nbytes, value, np.uint8))
+        self._write(dst, nbytes, value)
 
     # ----------------------------------------------------------------- kernels
 
@@ -213,7 +213,7 @@ class NullDevice:
             with contextlib.suppress(NotImplementedError):
                 found = self._content(batch.src.address[0], int(sizes[0])).tobytes()
                 encoded = np.frombuffer(codecs.compress(batch.codec, found), np.uint8)
-                self._write(batch.dst.address[0], encoded)
+                self._write(batch.dst.address[0], len(encoded), encoded)
                 sizes = np.array([len(encoded)], np.uint64)
         self._succeed(batch.result, sizes)
 
@@ -235,15 +235,16 @@ class NullDevice:
         """Number of results that nobody has downloaded."""
         return len(self._written)
 
-    def _write(self, address, found):
-        """Write to device memory what a later download finds there."""
+    def _write(self, address, nbytes, found):
+        """Write bytes, or one for all, to device memory, where a later download finds them."""
         with self._lock:
-            self._written.append((int(address), found))
+            self._written.append((int(address), nbytes, found))
 
     def _succeed(self, result, sizes):
         """Write sizes, and a status 0 for each."""
-        self._write(result, sizes.astype(np.uint64))
-        self._write(result + 8 * len(sizes), np.zeros(len(sizes), np.int32))
+        count = len(sizes)
+        self._write(result, 8 * count, sizes.astype(np.uint64, copy=False).view(np.uint8))
+        self._write(result + 8 * count, 4 * count, 0)
 
     def _content(self, address, nbytes):
         """Bytes of device memory that were uploaded."""
@@ -256,7 +257,7 @@ class NullDevice:
         raise NotImplementedError("bytes that were not uploaded are not known")
 
     def _guards(self, columns, count, value, result):
-        self._write(result, np.zeros(count, np.uint32))
+        self._write(result, 4 * int(count), 0)
 
     def _decoded(self, table, count, sizes, statuses):
         columns = self._content(table, 32 * int(count)).view(np.uint64)
@@ -269,7 +270,7 @@ class NullDevice:
             google_crc32c.value(self._content(address, nbytes).tobytes())
             for address, nbytes in columns.T.tolist()
         ]
-        self._write(result, np.array(found, np.uint32))
+        self._write(result, 4 * len(found), np.array(found, np.uint32).view(np.uint8))
 
 
 _ANSWERS = {

@@ -8,7 +8,6 @@ import numpy as np
 
 from gpustore.device.command_list import OWN_KERNELS, CommandList, can_decompress, checks_bounds
 from gpustore.device.encoded_columns import Integers, Mask
-from gpustore.device.guard import NO_ROW
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.protocol import Decoders, Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
@@ -85,21 +84,16 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
     """
     if not len(nbytes):
         return Spans.contiguous(0, [])
-    padded = pitch_of(nbytes)
-    behind = np.cumsum(padded)
-    address = commands.scratch(_PADDING + int(behind[-1]))
-    behind += address + _PADDING
-    starts = behind - padded
+    pitch = pitch_of(nbytes)
+    starts = np.cumsum(pitch)
+    total = _PADDING + int(starts[-1])
+    address = commands.scratch(total)
+    starts -= pitch
+    starts += address + _PADDING
+    outputs = Spans(starts.view(np.uint64), nbytes.view(np.uint64))
     if rows is not None:
-        count = len(nbytes)
-        around, sides = np.empty((2, count + 1), np.int64), np.full((2, count + 1), NO_ROW)
-        around[0, 0], around[1, 0] = address, starts[0]
-        np.add(starts, nbytes, out=around[0, 1:])
-        around[1, 1:] = behind
-        around[1] -= around[0]
-        sides[0, 1:] = sides[1, :-1] = rows
-        commands.guard(Spans(*around.view(np.uint64)), *sides)
-    return Spans(starts.view(np.uint64), nbytes.view(np.uint64))
+        commands.guard(address, outputs, address + total, rows)
+    return outputs
 
 
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:

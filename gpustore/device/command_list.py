@@ -243,21 +243,14 @@ class CommandList:
 
         self._steps.append(step)
 
-    def guard(self, spans: Spans, before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
-        """Guard scratch memory: the rows beside it have failed if any step writes it.
+    def guard(self, begin: int, outputs: Spans, end: int, rows: NDArray[np.int64]) -> None:
+        """Guard scratch memory around outputs: if any step writes it, the rows beside have failed.
 
-        Parameters
-        ----------
-        spans : Spans
-            Guarded ranges of device memory, which do not overlap.
-        before, after : ndarray of int64, shape (n,)
-            Row whose output is before, and after, each range; -1 for none.
+        Parameters are those of :meth:`gpustore.device.guard.Guards.add`.
         """
-        if not len(spans):
-            return
         if not self._guards:
             self.launches += 2
-        self._guards.add(spans, before, after)
+        self._guards.add(begin, outputs, end, rows)
 
     def table(self, content: NDArray[Any]) -> Table:
         """Add a table (descriptors, offsets) that is uploaded before the steps run.

@@ -48,39 +48,41 @@ Integers = NDArray[np.int64]
 class Guards:
     """Guards of one submission, as columns."""
 
-    __slots__ = ("_after", "_before", "_count", "_spans")
+    __slots__ = ("_count", "_parts")
 
     def __init__(self) -> None:
         self._count = 0
-        self._spans: list[Spans] = []
-        self._before: list[Integers] = []
-        self._after: list[Integers] = []
+        self._parts: list[tuple[int, Spans, int, Integers]] = []
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, spans: Spans, before: Integers, after: Integers) -> None:
-        """Add guards.
+    def add(self, begin: int, outputs: Spans, end: int, rows: Integers) -> None:
+        """Add guards in front of, between and behind outputs.
 
         Parameters
         ----------
-        spans : Spans, length n
-            Device memory of the guards.
-        before, after : ndarray of int64, shape (n,)
-            Row whose output is before and after each guard, :data:`NO_ROW` without one.
+        begin, end : int
+            Where the guard in front of the first output begins, and the one behind the last ends.
+        outputs : Spans, length n
+            Device memory of the outputs, in its order.
+        rows : ndarray of int64, shape (n,)
+            Row of each output.
         """
-        self._count += len(spans)
-        self._spans.append(spans)
-        self._before.append(before)
-        self._after.append(after)
+        self._count += len(outputs) + 1
+        self._parts.append((begin, outputs, end, rows))
 
     def write(self, into: NDArray[np.uint64]) -> None:
         """Write the table of all n guards: n addresses, then n sizes in bytes."""
         address, nbytes = into[: self._count], into[self._count : 2 * self._count]
-        end = 0
-        for one in self._spans:
-            begin, end = end, end + len(one)
-            address[begin:end], nbytes[begin:end] = one.address, one.nbytes
+        first = 0
+        for begin, outputs, end, _ in self._parts:
+            last = first + len(outputs)
+            address[first] = begin
+            np.add(outputs.address, outputs.nbytes, out=address[first + 1 : last + 1])
+            np.subtract(outputs.address, address[first:last], out=nbytes[first:last])
+            nbytes[last] = end - int(address[last])
+            first = last + 1
 
     @property
     def blocks(self) -> int:
@@ -95,7 +97,9 @@ class Guards:
         (changed,) = found.view(np.uint32).nonzero()
         if not len(changed):
             return
-        for rows in (self._before, self._after):
-            for row in np.concatenate(rows)[changed].tolist():
+        before = [column for *_, rows in self._parts for column in ([NO_ROW], rows)]
+        after = [column for *_, rows in self._parts for column in (rows, [NO_ROW])]
+        for sides in (before, after):
+            for row in np.concatenate(sides)[changed].tolist():
                 if row != NO_ROW:
                     yield row, "the bytes around the decoded ones were written"

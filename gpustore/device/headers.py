@@ -70,8 +70,8 @@ class HeaderColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameColumns:
-    """Frames that the native core has read: their heads, their blocks, and the streams of these.
+class FramePart:
+    """Some frames that were read together.
 
     Attributes
     ----------
@@ -89,38 +89,71 @@ class FrameColumns:
     blocks: Integers
     streams: Integers
 
+
+class FrameColumns:
+    """Frames that the native core has read: their heads, their blocks, and the streams of these.
+
+    Parameters
+    ----------
+    parts : sequence of FramePart
+        One or more, none of several without frames; frames are numbered in each by itself.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[FramePart]) -> None:
+        self.parts = parts
+
+    def head(self, number: int) -> Integers:
+        """Return one column of the heads of all frames."""
+        if len(self.parts) == 1:
+            column: Integers = self.parts[0].heads[number]
+            return column
+        return np.concatenate([part.heads[number] for part in self.parts])
+
+    @property
+    def whole(self) -> FramePart:
+        """All frames as one part."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        heads = np.concatenate([one.heads for one in self.parts], axis=1)
+        counts = np.array([one.heads.shape[1] for one in self.parts])
+        parts = []
+        for name in ("blocks", "streams"):
+            columns = [getattr(one, name) for one in self.parts]
+            part = np.concatenate(columns, axis=1)
+            part[0] += np.repeat(np.cumsum(counts) - counts, [one.shape[1] for one in columns])
+            parts.append(part)
+        return FramePart(heads, *parts)
+
     @property
     def nbytes(self) -> int:
-        return self.heads.nbytes + self.blocks.nbytes + self.streams.nbytes
+        """Bytes of host memory."""
+        every = [one for part in self.parts for one in (part.heads, part.blocks, part.streams)]
+        return sum([one.nbytes for one in every])
 
     def take(self, values: NDArray[Any]) -> FrameColumns:
         """Return some of the frames, numbered anew."""
-        count = self.heads.shape[1]
+        whole = self.whole
+        count = whole.heads.shape[1]
         parts = []
-        for columns in (self.blocks, self.streams):
+        for columns in (whole.blocks, whole.streams):
             owner, number = take_parts(columns[0], count, values)
             part = columns[:, number]
             part[0] = owner
             parts.append(part)
-        return FrameColumns(self.heads[:, values], *parts)
+        return FrameColumns([FramePart(whole.heads[:, values], *parts)])
 
     def joined(self, others: Sequence[FrameColumns]) -> FrameColumns:
         """Return these frames and those of `others`."""
-        every = (self, *others)
-        heads = np.concatenate([one.heads for one in every], axis=1)
-        counts = np.array([one.heads.shape[1] for one in every])
-        parts = []
-        for name in ("blocks", "streams"):
-            columns = [getattr(one, name) for one in every]
-            part = np.concatenate(columns, axis=1)
-            part[0] += np.repeat(np.cumsum(counts) - counts, [one.shape[1] for one in columns])
-            parts.append(part)
-        return FrameColumns(heads, *parts)
+        parts = [part for one in (self, *others) for part in one.parts]
+        return FrameColumns([part for part in parts if part.heads.shape[1]] or parts[:1])
 
     def unknown(self, count: int) -> FrameColumns:
         """Return `count` frames that are left."""
-        heads = np.zeros((len(self.heads), count), np.int64)
-        return FrameColumns(heads, self.blocks[:, :0], self.streams[:, :0])
+        one = self.parts[0]
+        heads = np.zeros((len(one.heads), count), np.int64)
+        return FrameColumns([FramePart(heads, one.blocks[:, :0], one.streams[:, :0])])
 
 
 def take_parts(owner: Integers, count: int, values: NDArray[Any]) -> tuple[Integers, Integers]:

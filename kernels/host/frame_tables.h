@@ -16,48 +16,60 @@ public:
     // Counts what is written; false if frames are stored, or differ in size, compressor, elements or shuffle, or
     // blocks or streams do not lie where kernels and decoders need them.
     bool count() {
-        const i64 rows = frames_.rows, *heads = frames_.heads;
-        if (!rows) return false;
-        for (int k = 0; k < HEADS; k++, heads += frames_.head_step)
-            if (std::any_of(heads, heads + rows, [=](i64 one) { return one != *heads; })) return false;
-        const i64 *nbytes = frames_.heads, *typesize = nbytes + frames_.head_step, *code = typesize + frames_.head_step;
-        const i64 *stored = code + frames_.head_step, *bytes = stored + frames_.head_step,
-                  *bits = bytes + frames_.head_step;
-        if (*stored || !*nbytes) return false;
-        frames_.code = *code, frames_.typesize = *typesize, frames_.shuffle = *bits ? BITS : *bytes ? BYTES : NONE;
-        if (frames_.shuffle && !count_blocks(*typesize, *bits)) return false;
-        return count_streams();
+        const FramePart& first = frames_.part[0];
+        if (!first.rows) return false;
+        i64 head[HEADS];
+        for (i64 k = 0; k < HEADS; k++) head[k] = first.heads[k * first.head_step];
+        const auto [nbytes, typesize, code, stored, bytes, bits] = head;
+        if (stored || !nbytes) return false;
+        frames_.code = code, frames_.typesize = typesize, frames_.shuffle = bits ? BITS : bytes ? BYTES : NONE;
+        frames_.compressed = frames_.stored = frames_.blocks = 0;
+        frames_.most_nbytes = frames_.copy_tiles = frames_.block_tiles = 0;
+        const bool fast = typesize == 2 || typesize == 4 || typesize == 8 || typesize == 16 || (bits && typesize == 1);
+        if (frames_.shuffle && (!fast || (frames_.joined | frames_.decoded | frames_.pitch) % LINE_NBYTES)) return false;
+        i64 before = 0;
+        for (i64 number = 0; number < frames_.parts; number++) {
+            const FramePart& part = frames_.part[number];
+            for (i64 k = 0; k < HEADS; k++) {
+                const i64 *column = part.heads + k * part.head_step, one = head[k];
+                if (std::any_of(column, column + part.rows, [=](i64 other) { return other != one; })) return false;
+            }
+            if (frames_.shuffle && !count_blocks(part)) return false;
+            if (!count_streams(part, before)) return false;
+            before += part.rows;
+        }
+        return true;
     }
 
     void write() const {
-        const i64 rows = frames_.rows, step = frames_.stream_step;
-        const i64 *frame = frames_.stream, *src = frame + step, *src_nbytes = src + step, *dst = src_nbytes + step,
-                  *dst_nbytes = dst + step;
-        const i64 into = frames_.shuffle ? frames_.joined : frames_.decoded;
         i64 *from = frames_.table, *size = from + frames_.compressed, *to = size + frames_.compressed,
             *room = to + frames_.compressed, *owner = frames_.owner, *sizes = owner + frames_.compressed;
-        ByteRange* copy = static_cast<ByteRange*>(frames_.copies);
-        i64 tiles = 0;
-        for (i64 i = 0; i < frames_.streams; i++) {
-            if (frame[i] < 0 || frame[i] >= rows) continue;
-            const i64 begin = frames_.address[frame[i]] + src[i], end = into + frame[i] * frames_.pitch + dst[i];
-            if (src_nbytes[i] == dst_nbytes[i]) {
-                *copy++ = {begin, end, src_nbytes[i], static_cast<std::uint32_t>(tiles), 0};
-                tiles += copy_tiles(end, src_nbytes[i]);
-            } else {
-                *from++ = begin, *size++ = src_nbytes[i], *to++ = end, *room++ = *sizes++ = dst_nbytes[i];
-                *owner++ = frames_.row[frame[i]];
+        auto* copy = static_cast<ByteRange*>(frames_.copies);
+        auto* block = static_cast<ShuffledBlock*>(frames_.shuffled);
+        i64 before = 0, copy_tile = 0, block_tile = 0;
+        for (i64 number = 0; number < frames_.parts; number++) {
+            const FramePart& part = frames_.part[number];
+            for (i64 i = 0; i < part.streams; i++) {
+                const Stream one(part, i);
+                const i64 frame = before + one.frame, begin = frames_.address[frame] + one.src;
+                const i64 end = output() + frame * frames_.pitch + one.dst;
+                if (one.src_nbytes == one.dst_nbytes) {
+                    *copy++ = {begin, end, one.src_nbytes, static_cast<std::uint32_t>(copy_tile), 0};
+                    copy_tile += copy_tiles(end, one.src_nbytes);
+                } else {
+                    *from++ = begin, *size++ = one.src_nbytes, *to++ = end, *room++ = *sizes++ = one.dst_nbytes;
+                    *owner++ = frames_.row[frame];
+                }
             }
-        }
-        if (!frames_.shuffle) return;
-        const i64 *whose = frames_.block, *offset = whose + frames_.block_step, *nbytes = offset + frames_.block_step;
-        const auto typesize = static_cast<std::uint32_t>(frames_.typesize);
-        ShuffledBlock* block = static_cast<ShuffledBlock*>(frames_.shuffled);
-        tiles = 0;
-        for (i64 i = 0; i < frames_.blocks; i++) {
-            const i64 at = whose[i] * frames_.pitch + offset[i], elements = nbytes[i] / frames_.typesize;
-            *block++ = {frames_.joined + at, frames_.decoded + at, elements, typesize, static_cast<std::uint32_t>(tiles)};
-            tiles += block_tiles(elements);
+            for (i64 i = 0; frames_.shuffle && i < part.blocks; i++) {
+                const Block one(part, i);
+                const i64 at = (before + one.frame) * frames_.pitch + one.offset;
+                const i64 elements = one.nbytes / frames_.typesize;
+                *block++ = {frames_.joined + at, frames_.decoded + at, elements,
+                            static_cast<std::uint32_t>(frames_.typesize), static_cast<std::uint32_t>(block_tile)};
+                block_tile += block_tiles(elements);
+            }
+            before += part.rows;
         }
     }
 
@@ -71,10 +83,29 @@ private:
         std::uint32_t typesize, first_tile;
     };
 
-    static constexpr int HEADS = 6;
+    struct Stream {
+        Stream(const FramePart& part, i64 i) {
+            const i64 *column = part.stream + i, step = part.stream_step;
+            frame = column[0], src = column[step], src_nbytes = column[2 * step];
+            dst = column[3 * step], dst_nbytes = column[4 * step];
+        }
+        i64 frame, src, src_nbytes, dst, dst_nbytes;
+    };
+    struct Block {
+        Block(const FramePart& part, i64 i) {
+            const i64 *column = part.block + i, step = part.block_step;
+            frame = column[0], offset = column[step], nbytes = column[2 * step];
+        }
+        i64 frame, offset, nbytes;
+    };
+
+    static constexpr i64 HEADS = 6;
     static constexpr i64 NONE = 0, BYTES = 1, BITS = 2;
     static constexpr i64 LINE_NBYTES = 16, COPY_NBYTES = 16 * 1024, BYTE_TILE = 1024, BIT_TILE = 2048;
     static constexpr i64 MAX_TILES = 0x7fffffff;
+
+    // Where streams are decompressed to.
+    i64 output() const { return frames_.shuffle ? frames_.joined : frames_.decoded; }
 
     static i64 copy_tiles(i64 dst, i64 nbytes) { return (nbytes + dst % LINE_NBYTES + COPY_NBYTES - 1) / COPY_NBYTES; }
 
@@ -84,37 +115,33 @@ private:
     }
 
     // Whether the fast kernels take all blocks whole.
-    bool count_blocks(i64 typesize, i64 bits) {
-        const bool fast = typesize == 2 || typesize == 4 || typesize == 8 || typesize == 16 || (bits && typesize == 1);
-        const i64 *whose = frames_.block, *offset = whose + frames_.block_step, *nbytes = offset + frames_.block_step;
-        if (!fast || (frames_.joined | frames_.decoded | frames_.pitch) % LINE_NBYTES) return false;
-        frames_.block_tiles = 0;
-        for (i64 i = 0; i < frames_.blocks; i++) {
-            const i64 elements = nbytes[i] / typesize;
-            if (whose[i] < 0 || whose[i] >= frames_.rows || offset[i] % LINE_NBYTES || nbytes[i] % typesize ||
-                elements < 1 || elements % (bits ? 8 : 4))
-                return false;
+    bool count_blocks(const FramePart& part) {
+        const i64 typesize = frames_.typesize, several = frames_.shuffle == BITS ? 8 : 4;
+        for (i64 i = 0; i < part.blocks; i++) {
+            const Block one(part, i);
+            const i64 elements = one.nbytes / typesize;
+            if (one.frame < 0 || one.frame >= part.rows || one.offset % LINE_NBYTES) return false;
+            if (one.nbytes % typesize || elements < 1 || elements % several) return false;
             if ((frames_.block_tiles += block_tiles(elements)) > MAX_TILES) return false;
         }
-        return frames_.blocks > 0;
+        frames_.blocks += part.blocks;
+        return true;
     }
 
-    bool count_streams() {
-        const i64 step = frames_.stream_step, into = frames_.shuffle ? frames_.joined : frames_.decoded;
-        const i64 *frame = frames_.stream, *src = frame + step, *src_nbytes = src + step, *dst = src_nbytes + step,
-                  *dst_nbytes = dst + step;
-        frames_.compressed = frames_.stored = frames_.copy_tiles = frames_.most_nbytes = 0;
-        for (i64 i = 0; i < frames_.streams; i++) {
-            if (frame[i] < 0 || frame[i] >= frames_.rows) return false;
-            if (src_nbytes[i] == dst_nbytes[i]) {
+    bool count_streams(const FramePart& part, i64 before) {
+        for (i64 i = 0; i < part.streams; i++) {
+            const Stream one(part, i);
+            if (one.frame < 0 || one.frame >= part.rows) return false;
+            const i64 frame = before + one.frame;
+            if (one.src_nbytes == one.dst_nbytes) {
                 frames_.stored++;
-                frames_.copy_tiles += copy_tiles(into + frame[i] * frames_.pitch + dst[i], src_nbytes[i]);
+                frames_.copy_tiles += copy_tiles(output() + frame * frames_.pitch + one.dst, one.src_nbytes);
                 if (frames_.copy_tiles > MAX_TILES) return false;
                 continue;
             }
-            if ((frames_.address[frame[i]] + src[i]) % frames_.alignment) return false;
+            if ((frames_.address[frame] + one.src) % frames_.alignment) return false;
             frames_.compressed++;
-            frames_.most_nbytes = std::max(frames_.most_nbytes, dst_nbytes[i]);
+            frames_.most_nbytes = std::max(frames_.most_nbytes, one.dst_nbytes);
         }
         return true;
     }

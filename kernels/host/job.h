@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 52370014975179797;
+constexpr i64 ABI = 32479835089059075;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -83,21 +83,27 @@ struct BloscColumns {
     i64 block_count, stream_count;  // that are written
 };
 
+// Columns of some Blosc frames: those of BloscColumns, so many numbers apart.
+struct FramePart {
+    i64 rows, blocks, streams;
+    const i64* heads;
+    i64 head_step;
+    const i64* block;
+    i64 block_step;
+    const i64* stream;
+    i64 stream_step;
+};
+
 // Blosc frames on a device, and the tables by which it decodes them (frame_tables.h).
 struct FrameStreams {
-    i64 rows, blocks, streams;
-    const i64* heads;         // 6 columns of numbers, those of BloscColumns, `head_step` apart
-    i64 head_step;
-    const i64* block;         // 3 columns
-    i64 block_step;
-    const i64* stream;        // 5 columns
-    i64 stream_step;
+    i64 parts;
+    const FramePart* part;    // frames of one part follow those of another
     const i64 *address, *row; // of each frame
     i64 decoded, joined;      // addresses of what the first frame decodes to, and of its shuffled bytes
     i64 pitch;                // bytes to those of the next frame
     i64 alignment;            // of compressed streams
     i64 code, typesize, shuffle;  // of all frames; shuffled are bytes (1) or bits (2)
-    i64 compressed, stored;   // streams
+    i64 compressed, stored, blocks;  // streams of both kinds, and blocks
     i64 most_nbytes;          // that a compressed stream decodes to
     i64 copy_tiles, block_tiles;  // thread blocks for stored streams, and for shuffled blocks
     i64* table;               // of compressed streams: 4 columns, address and bytes of the stream and of the decoded one

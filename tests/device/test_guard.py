@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from gpustore.device.guard import EMPTY_STREAMS, NO_ROW, Guards
+from gpustore.device.guard import EMPTY_STREAMS, Guards
 from gpustore.device.protocol import Spans
 from tests.emulator import codecs
 
@@ -12,19 +12,18 @@ from tests.emulator import codecs
 def test_guards_of_several_outputs_are_one_table():
     guards = Guards()
     guards.write(np.zeros(0, np.uint64))
-    guards.add(Spans.contiguous(1000, [3, 5], 16), np.array([NO_ROW, 7]), np.array([7, NO_ROW]))
-    guards.add(Spans.contiguous(2000, [4]), np.array([8]), np.array([9]))
-    assert len(guards) == 3
-    table = np.zeros(6, np.uint64)
+    guards.add(1000, Spans.contiguous(1003, [13]), 1021, np.array([7]))
+    guards.add(2000, Spans.contiguous(2004, [3, 8], 16), 2032, np.array([8, 9]))
+    assert len(guards) == 5
+    table = np.zeros(10, np.uint64)
     guards.write(table)
-    assert table.tolist() == [1000, 1016, 2000, 3, 5, 4]
+    assert table.tolist() == [1000, 1016, 2000, 2007, 2028, 3, 5, 4, 13, 4]
 
 
 def test_rows_on_both_sides_of_a_written_guard_have_failed():
     guards = Guards()
     rows = np.array([4, 6, 9])
-    spans = Spans.contiguous(0, [32] * 4)
-    guards.add(spans, np.append(NO_ROW, rows), np.append(rows, NO_ROW))
+    guards.add(0, Spans.contiguous(32, [32] * 3, 64), 224, rows)
 
     def failed(*changed):
         words = np.isin(np.arange(4), changed) * np.uint32(1 << 7)
@@ -42,9 +41,9 @@ def test_blocks_hold_eight_guards():
     guards = Guards()
     blocks = []
     for _ in range(17):
-        guards.add(Spans.contiguous(0, [32]), np.array([0]), np.array([NO_ROW]))
+        guards.add(0, Spans.contiguous(32, [32]), 96, np.array([0]))
         blocks.append(guards.blocks)
-    assert blocks == [1] * 8 + [2] * 8 + [3]
+    assert blocks == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4 + [5]
 
 
 def test_empty_streams_are_whole():

@@ -14,7 +14,7 @@ from gpustore.device.headers import FrameColumns
 
 Integers = NDArray[np.int64]
 
-_COUNTS: Final = 15
+_COUNTS: Final = 8
 """Number of the first count in struct ``FrameStreams`` of ``kernels/host/job.h``."""
 
 
@@ -39,20 +39,25 @@ class NativeFrameTables:
     ) -> None:
         self._core = core
         address, rows = np.ascontiguousarray(address), np.ascontiguousarray(rows)
-        parts = [
-            one if one.strides[1] == 8 else np.ascontiguousarray(one)
-            for one in (frames.heads, frames.blocks, frames.streams)
-        ]
-        self._kept = parts, address, rows
-        columns = [number for one in parts for number in (address_of(one), one.strides[0] // 8)]
-        sizes = [one.shape[1] for one in parts]
+        parts = numbers("q")
+        kept: list[Any] = [address, rows, parts]
+        for part in frames.parts:
+            columns = [
+                one if one.strides[1] == 8 else np.ascontiguousarray(one)
+                for one in (part.heads, part.blocks, part.streams)
+            ]
+            kept += columns
+            parts.extend([one.shape[1] for one in columns])
+            for one in columns:
+                parts.extend((address_of(one), one.strides[0] // 8))
+        self._kept = kept
         places = address_of(address), address_of(rows), 0, 0, pitch, alignment
-        self._struct = numbers("q", (*sizes, *columns, *places, *(0,) * 12))
-        self.blocks = sizes[1]
+        here = len(frames.parts), parts.buffer_info()[0]
+        self._struct = numbers("q", (*here, *places, *(0,) * 13))
         self.are_alike = bool(core.gpustore_core_count_frames(self._struct.buffer_info()[0]))
-        counts = self._struct[_COUNTS : _COUNTS + 8]
+        counts = self._struct[_COUNTS : _COUNTS + 9]
         self.code, self.typesize, self.shuffle, self.compressed, self.stored = counts[:5]
-        self.most_nbytes, self.copy_blocks, self.shuffle_blocks = counts[5:]
+        self.blocks, self.most_nbytes, self.copy_blocks, self.shuffle_blocks = counts[5:]
 
     def write(
         self,
@@ -63,9 +68,9 @@ class NativeFrameTables:
         shuffled: NDArray[np.uint8],
     ) -> Integers:
         owner = np.empty((2, self.compressed), np.int64)
-        self._struct[11:13] = numbers("q", (decoded, joined))
+        self._struct[4:6] = numbers("q", (decoded, joined))
         places = [address_of(one) for one in (table, owner, copies, shuffled)]
-        self._struct[_COUNTS + 8 :] = numbers("q", places)
+        self._struct[_COUNTS + 9 :] = numbers("q", places)
         self._core.gpustore_core_write_frames(self._struct.buffer_info()[0])
         return owner
 

@@ -15,7 +15,7 @@ from gpustore.backends.native.frame_tables import NativeFrameTables, declare
 from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.headers import FrameColumns, HeaderColumns, KnownHeaders
+from gpustore.device.headers import FrameColumns, FramePart, HeaderColumns, KnownHeaders
 
 Integers = NDArray[np.int64]
 
@@ -102,7 +102,8 @@ class FrameRoom:
     def written(self) -> FrameColumns:
         """Columns as far as they are written."""
         blocks, streams = self._struct[6:]
-        return FrameColumns(self.heads[:-2], self._blocks[:, :blocks], self._streams[:, :streams])
+        parts = self._blocks[:, :blocks], self._streams[:, :streams]
+        return FrameColumns([FramePart(self.heads[:-2], *parts)])
 
 
 def _encoded(

@@ -30,7 +30,7 @@ from gpustore.codecs.blosc.frame import (
     splits_of,
 )
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
-from gpustore.device.headers import FrameColumns, take_parts
+from gpustore.device.headers import FrameColumns, FramePart, take_parts
 
 _HEADER: Final = struct.Struct("<BBBBIII")
 _UINT32: Final = struct.Struct("<I")
@@ -110,45 +110,45 @@ class BloscColumns:
     @property
     def decoded_nbytes(self) -> Integers:
         """Decoded bytes of each frame."""
-        return self.frames.heads[0]
+        return self.frames.head(0)
 
     @property
     def typesize(self) -> Integers:
         """Bytes of an element of each frame."""
-        return self.frames.heads[1]
+        return self.frames.head(1)
 
     @property
     def code(self) -> Integers:
         """Number of the compressor of each frame."""
-        return self.frames.heads[2]
+        return self.frames.head(2)
 
     @property
     def is_stored(self) -> Mask:
         """Whether the decoded bytes of each frame follow its header, unshuffled."""
-        stored: Mask = self.frames.heads[3] != 0
+        stored: Mask = self.frames.head(3) != 0
         return stored
 
     @property
     def is_byte_shuffled(self) -> Mask:
         """Whether the bytes of the blocks of each frame are shuffled."""
-        shuffled: Mask = self.frames.heads[4] != 0
+        shuffled: Mask = self.frames.head(4) != 0
         return shuffled
 
     @property
     def is_bit_shuffled(self) -> Mask:
         """Whether the bits of the blocks of each frame are shuffled."""
-        shuffled: Mask = self.frames.heads[5] != 0
+        shuffled: Mask = self.frames.head(5) != 0
         return shuffled
 
     @property
     def blocks(self) -> BloscBlocks:
         """Blocks of all frames."""
-        return BloscBlocks(*self.frames.blocks)
+        return BloscBlocks(*self.frames.whole.blocks)
 
     @property
     def streams(self) -> BloscStreams:
         """Streams of all blocks."""
-        found = self.frames.streams
+        found = self.frames.whole.streams
         adler32 = np.zeros(found.shape[1], np.int64) if self.adler32 is None else self.adler32
         return BloscStreams(*found, adler32)
 
@@ -175,7 +175,7 @@ class BloscColumns:
         adler32 = self.adler32
         if adler32 is not None:
             count = len(self.decoded_nbytes)
-            adler32 = adler32[take_parts(self.frames.streams[0], count, values)[1]]
+            adler32 = adler32[take_parts(self.frames.whole.streams[0], count, values)[1]]
         return BloscColumns(self.frames.take(values), adler32)
 
     def joined(self, others: Sequence[BloscColumns]) -> BloscColumns:
@@ -222,7 +222,7 @@ def read_columns(
     if found is None:
         found, reasons = _read(encoded, decoded_max, exact=exact)
         return BloscColumns(found), reasons
-    decoded_nbytes = found.heads[0]
+    decoded_nbytes = found.head(0)
     wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
     (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
     if len(left):
@@ -256,7 +256,7 @@ def _read(
         np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, width).T)
         for rows, width in ((blocks, 3), (streams, 5))
     ]
-    return FrameColumns(heads, *columns), reasons
+    return FrameColumns([FramePart(heads, *columns)]), reasons
 
 
 _Numbers = tuple[int, ...]

@@ -68,9 +68,10 @@ def read_blosc(
     """
     columns, reasons = read_columns(encoded, decoded_max, exact=exact)
     if reasons:
-        frames = columns.frames
+        frames = columns.frames.whole
         ok = _all_but(reasons, len(encoded))
-        columns = BloscColumns(replace(frames, streams=frames.streams[:, ok[frames.streams[0]]]))
+        kept = replace(frames, streams=frames.streams[:, ok[frames.streams[0]]])
+        columns = BloscColumns(FrameColumns([kept]))
     if _READERS.keys().isdisjoint(columns.codes):
         return columns, reasons
     every = columns.streams
@@ -127,10 +128,10 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
 def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -> bool:
     """Record the decoding by tables that the native core writes; return False if it does not."""
     reader = None if commands.encoded is None else commands.encoded.reader
-    code = int(frames.heads[2, 0])
+    code = int(frames.parts[0].heads[2, 0])
     if reader is None or code == _ZLIB:
         return False
-    codec, nbytes = _CODECS[code], frames.heads[0]
+    codec, nbytes = _CODECS[code], frames.head(0)
     known = device.codec(codec)
     alignment = 1 if known is None else known.src_alignment
     places = commands.values.address, commands.rows, pitch_of(int(nbytes[0])), alignment

@@ -80,13 +80,20 @@ def plain(encoded, decoded_max, exact):
     kept = np.ones(len(encoded), bool)
     kept[list(reasons)] = False
     columns = columns.take(kept)
+    heads = ("decoded_nbytes", "typesize", "code", "is_stored", *SHUFFLED)
     found = {}
-    for part in (columns, columns.blocks, columns.streams):
-        for field in fields(part):
-            column = getattr(part, field.name)
-            if isinstance(column, np.ndarray):
-                found[type(part).__name__, field.name] = (column.dtype.kind, column.tolist())
+    for part, names in (
+        (columns, heads),
+        (columns.blocks, [field.name for field in fields(columns.blocks)]),
+        (columns.streams, [field.name for field in fields(columns.streams)]),
+    ):
+        for name in names:
+            column = getattr(part, name)
+            found[type(part).__name__, name] = (column.dtype.kind, column.tolist())
     return found, reasons
+
+
+SHUFFLED = ("is_byte_shuffled", "is_bit_shuffled")
 
 
 @given(
@@ -103,7 +110,7 @@ def test_blosc_frames_are_read_alike(made, exact):
     frames = header_reader().blosc_frames(
         columns.data, columns.start, columns.nbytes, decoded_max, exact=exact
     )
-    left = np.flatnonzero(frames.heads[0] == 0).tolist()
+    left = np.flatnonzero(frames.head(0) == 0).tolist()
     assert set(left) <= set(reasons), "none is left without need"
 
 
@@ -137,5 +144,5 @@ def test_values_outside_of_the_memory_are_left_alone():
     found = header_reader().zstd_frames(data, start, nbytes)
     assert found.tolist() == [500, 0, 0, 0, 0]
     frames = header_reader().blosc_frames(data, start, nbytes, 500, exact=True)
-    assert frames.heads[0].tolist() == [0] * 5
-    assert frames.blocks.size == frames.streams.size == 0
+    assert frames.head(0).tolist() == [0] * 5
+    assert frames.whole.blocks.size == frames.whole.streams.size == 0
