@@ -108,7 +108,7 @@ def table_chunks(array: ChunkedArray, table: RowTable, lo: int, hi: int) -> tupl
     if not array.is_resident or residence is None:
         return None, np.zeros(0, np.int64)
     numbering = array.cell_numbers
-    cells = list(table.columns().cells[:, lo:hi])
+    cells = list(table.cells[:, lo:hi])
     numbers = numbering.of_cells(cells, array.key_ratio)
     found: tuple[Any, Integers] = residence.cache.find(
         residence.array, numbering, numbers, time.time(), residence.bound

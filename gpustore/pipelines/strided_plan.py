@@ -77,7 +77,7 @@ class StridedPlan(ChunkPlan):
     def rows_of(self, table: RowTable, rows: Sequence[int]) -> PlanWindow:
         """Write down some rows of the table, with their keys."""
         every, at = self._every
-        cells = table.columns().cells.T[list(rows)].tolist()
+        cells = table.cells.T[list(rows)].tolist()
         return every.take([at[tuple(cell)] for cell in cells])
 
     @cached_attribute

@@ -108,13 +108,24 @@ class RowTable:
         count = dst + self.regions
         return cells, first, src, dst, count, count + self.input_rank * self.regions
 
+    @property
+    def _integers(self) -> Integers:
+        words = self.words
+        return np.frombuffer(words, np.int64) if isinstance(words, array) else words
+
+    @property
+    def cells(self) -> Integers:
+        """Grid index of each chunk, shape (rank, rows)."""
+        cells = self.units + 1
+        return self._integers[cells : cells + self.rank * self.rows].reshape(self.rank, self.rows)
+
     def columns(self) -> TableColumns:
         """Return the columns of the rows and of their regions."""
-        words = np.frombuffer(self.words, np.int64) if isinstance(self.words, array) else self.words
-        cells, first, src, dst, count, target = self.offsets()
+        words = self._integers
+        _, first, src, dst, count, target = self.offsets()
         end = count + self.input_rank * self.regions
         return TableColumns(
-            words[cells : cells + self.rank * self.rows].reshape(self.rank, self.rows),
+            self.cells,
             words[first : first + self.rows + 1] if self.has_first else np.arange(self.rows + 1),
             words[src:dst],
             words[dst:count],

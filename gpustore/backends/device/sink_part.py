@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpustore.backends.base import FilesOfTable, TableRows
 from gpustore.backends.device.cell_table import NO_ENTRY
@@ -203,7 +204,7 @@ class DevicePart:
             if len(rows) < wanted.rows:
                 some = slice(lo, hi) if len(rows) == hi - lo else rows
                 prefixes = None if wanted.prefixes is None else wanted.prefixes[some]
-                wanted = RowTable.of_cells(wanted.columns().cells[:, some], prefixes)
+                wanted = RowTable.of_cells(wanted.cells[:, some], prefixes)
             limit = buffer.begin_fill()
             try:
                 fetched = fetch_files(
@@ -211,48 +212,59 @@ class DevicePart:
                 )
             finally:
                 buffer.end_fill()
-            status = np.frombuffer(fetched.status, np.uint8)
-            done = status == DONE
-            if self._chain.is_raw:  # Python says what is wrong.
-                done &= fetched.nbytes == layout.nbytes
-            kept = done.copy()
-            if files.fill_missing and (cached is None or not files.is_sharded):
-                kept |= status == MISSING_FILE
-            again = status == NO_ROOM
-            left += rows[~kept & ~again].tolist()
-            reads, nbytes = fetched.counts.reads, fetched.counts.fetched
-            decoded = int(done.sum()) * layout.nbytes
-            if files.array.decodes:
-                STATISTICS.add(host_fallbacks=int(done.sum()))
-            elif self._reads_directly:
-                count_unavailable(fetched.nbytes[done], fetched.generation[done, 3])
-            STATISTICS.add(key_reads=reads, bytes_fetched=nbytes, bytes_decoded=decoded)
+            counts = fetched.counts
             at, sizes, some, known = fetched.at, fetched.nbytes, rows, fetched.known
-            if not kept.all():
-                at, sizes, done, some = at[kept], sizes[kept], done[kept], rows[kept]
+            states = np.full(len(rows), state, np.uint8)
+            taken: NDArray[np.bool_] | slice = slice(None)
+            again = rows[:0]
+            # Python says what is wrong with uncompressed chunks.
+            is_odd = self._chain.is_raw and bool((sizes != layout.nbytes).any())
+            if counts.left or counts.missing or is_odd:
+                status = np.frombuffer(fetched.status, np.uint8)
+                done = status == DONE
+                if is_odd:
+                    done &= sizes == layout.nbytes
+                states[~done] = MISSING
+                kept = done
+                if files.fill_missing and (cached is None or not files.is_sharded):
+                    kept = done | (status == MISSING_FILE)
+                taken = kept
+                again = rows[status == NO_ROOM]
+                left += rows[~kept & (status != NO_ROOM)].tolist()
+                at, sizes, states, some = at[kept], sizes[kept], states[kept], rows[kept]
                 known = None if known is None else known.take(kept)
+            done = states == state
+            number = int(done.sum())
+            if self._reads_directly and not files.array.decodes:
+                count_unavailable(sizes[done], fetched.generation[taken][done, 3])
+            STATISTICS.add(
+                key_reads=counts.reads,
+                bytes_fetched=counts.fetched,
+                bytes_decoded=number * layout.nbytes,
+                host_fallbacks=number * files.array.decodes,
+            )
             chunks = None
             if cached is not None:
                 STATISTICS.add(device_cache_misses=len(some))
                 generation = fetched.generations(files.directory.generation)
-                cached.generation[some - lo] = np.where(done, generation[kept], ABSENT)
+                cached.generation[some - lo] = np.where(done, generation[taken], ABSENT)
                 chunks = cached.take(some - lo)
             piece = Piece(
                 self._chain,
                 places if len(some) == hi - lo else places.take(some - lo),
                 at,
                 sizes,
-                np.where(done, state, MISSING).astype(np.uint8),
+                states,
                 renumbered(report, some),
                 known=known,
                 cached=chunks,
             )
-            rows = rows[again]
-            is_full = bool(len(rows)) or buffer.left < self._sink.extent.value_nbytes
+            is_full = bool(len(again)) or buffer.left < self._sink.extent.value_nbytes
             self._leave(piece, is_full=is_full)
-            if is_empty and len(rows) == len(again):
-                left += rows.tolist()
+            if is_empty and len(again) == len(rows):
+                left += again.tolist()
                 return left
+            rows = again
         return left
 
     def add_left(self, left: Left) -> None:

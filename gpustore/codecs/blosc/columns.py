@@ -148,9 +148,9 @@ class BloscColumns:
     @property
     def streams(self) -> BloscStreams:
         """Streams of all blocks."""
-        found = self.frames.whole.streams
-        adler32 = np.zeros(found.shape[1], np.int64) if self.adler32 is None else self.adler32
-        return BloscStreams(*found, adler32)
+        frame, src, src_nbytes, dst, dst_nbytes = self.frames.whole.streams
+        adler32 = np.zeros(len(frame), np.int64) if self.adler32 is None else self.adler32
+        return BloscStreams(frame, src, src_nbytes, dst, dst_nbytes, adler32)
 
     @property
     def codes(self) -> list[int]:

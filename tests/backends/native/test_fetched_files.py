@@ -140,7 +140,7 @@ def test_blosc_frames_are_read_on_the_way_as_afterwards(made, behind, streams, e
         )
     done = np.array(found.status) == DONE
     assert done[:-2].all()
-    assert (found.known.heads[0][~done] == 0).all()
+    assert (found.known.head(0)[~done] == 0).all()
     kept = [value for value, is_done in zip(values, done) if is_done]
     columns = EncodedColumns(
         memory.data,
