@@ -57,6 +57,8 @@ class TableLaunch(Protocol):
         Further arguments, passed by value.
     offsets : ndarray of int64, optional
         Second table in host memory; its address on the device is the last argument.
+    content : ndarray of uint8, optional
+        Bytes of `table`, if they are known.
     """
 
     @property
@@ -76,6 +78,9 @@ class TableLaunch(Protocol):
 
     @property
     def offsets(self) -> NDArray[np.int64] | None: ...
+
+    @property
+    def content(self) -> NDArray[np.uint8] | None: ...
 
 
 def aligned(offset: int) -> int:

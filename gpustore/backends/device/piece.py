@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.device.chunk_cache import CachedChunks
 from gpustore.backends.device.direct_read import DirectReads
-from gpustore.backends.device.placement import Places
+from gpustore.backends.device.placement import Places, TablePlaces, joined, order_of
 from gpustore.backends.device.slab import CachedRows, Slab
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.headers import Headers, KnownHeaders
@@ -46,7 +46,7 @@ class Piece:
     ----------
     chain : CodecChain
         Decodes the values; other pieces of a read may have another.
-    places : Places
+    places : Places or TablePlaces
         Destinations of the elements of each value.
     start, nbytes : ndarray of int64, shape (n,)
         Place of each value in the buffer.
@@ -70,7 +70,7 @@ class Piece:
     """
 
     chain: CodecChain
-    places: Places
+    places: Places | TablePlaces
     start: Integers
     nbytes: Integers
     state: NDArray[np.uint8]
@@ -147,10 +147,11 @@ class Group:
     """Pieces of one chain, as columns of all their rows."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
+        pieces = sorted(pieces, key=lambda piece: order_of(piece.places))
         self.pieces = pieces
         self.chain = pieces[0].chain
         self.edges: Integers = np.array([*itertools.accumulate(map(len, pieces), initial=0)])
-        self.places = Places.joined([piece.places for piece in pieces])
+        self.places = joined([piece.places for piece in pieces])
         one = pieces[0]
         self.start, self.nbytes, self.state = one.start, one.nbytes, one.state
         self.known = one.known

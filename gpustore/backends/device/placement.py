@@ -193,71 +193,6 @@ class Places:
         return cls(first, empty, empty, np.zeros((0, 0), np.int64), (), (), dtype)
 
     @classmethod
-    def of_table(
-        cls,
-        table: RowTable,
-        rows: slice,
-        strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
-        layout: ChunkBytes,
-        out: Sequence[DeviceArray],
-        *,
-        by_element: bool = False,
-    ) -> Places:
-        """Make the places of consecutive rows of a row table.
-
-        Parameters
-        ----------
-        strides : (src_strides, dst_strides)
-            For each array, the bytes between neighbours in a decoded chunk and in the array.
-        by_element : bool
-            Whether the elements of each row become one list; for one array, without index arrays.
-        """
-        columns = table.columns()
-        if table.has_first:
-            first = columns.first[rows.start : rows.stop + 1]
-            taken = slice(int(first[0]), int(first[-1]))
-            first = first - first[0]
-        else:
-            taken = rows
-            first = columns.first[: rows.stop - rows.start + 1]
-        src, dst = columns.src_start[taken] + layout.offset, columns.dst_start[taken]
-        count = columns.count[:, taken]
-        src_stride, dst_stride = strides
-        dtype = out[0].dtype
-        if by_element:
-            (array,) = out
-            edges, src, dst = elements(first, src, dst, count, src_stride[0], dst_stride[0])
-            pairs = zip(edges[:-1].tolist(), edges[1:].tolist())
-            points: list[tuple[Points, ...]] = [((src[lo:hi], dst[lo:hi]),) for lo, hi in pairs]
-            n = len(points)
-            none = np.zeros(n, np.int64), np.full(n, array.address, np.int64)
-            return cls(np.arange(n + 1), *none, np.empty((0, n), np.int64), (), (), dtype, points)
-        steps: tuple[ArrayLike, ArrayLike] = src_stride[0], dst_stride[0]
-        if columns.target is None:
-            dst = dst + out[0].address
-        else:
-            target = columns.target[taken]
-            dst = dst + np.array([array.address for array in out], np.int64)[target]
-            each_src, each_dst = ([tuple(one) for one in each] for each in strides)
-            steps = _of_targets(each_src, target), _of_targets(each_dst, target)
-        listed = [
-            [(one.src[lo:hi], one.dst[lo:hi]) for lo, hi in zip(begin.tolist(), end.tolist())]
-            for one in table.points
-            for begin, end in [(one.begin[taken], one.end[taken])]
-        ]
-        return cls(
-            first,
-            src,
-            dst,
-            count,
-            steps[0],
-            steps[1],
-            dtype,
-            list(zip(*listed)) if listed else None,
-            are_single=not table.has_first,
-        )
-
-    @classmethod
     def joined(cls, parts: Sequence[Places]) -> Places:
         """Join the places of several parts of one read."""
         if len(parts) == 1:
@@ -304,6 +239,115 @@ class Places:
             points,
             self.are_single,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlaces:
+    """Places of consecutive rows of a row table, which are made when they are needed.
+
+    Attributes
+    ----------
+    table : RowTable
+    lo, hi : int
+        Rows from `lo` up to `hi`.
+    strides : (src_strides, dst_strides)
+        For each array, the bytes between neighbours in a decoded chunk and in the array.
+    offset : int
+        First byte of the elements of a decoded chunk.
+    address : sequence of int
+        Device address of each array.
+    dtype : dtype
+        Data type of the arrays.
+    by_element : bool
+        Whether the elements of each row become one list; for one array, without index arrays.
+    """
+
+    table: RowTable
+    lo: int
+    hi: int
+    strides: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]
+    offset: int
+    address: Sequence[int]
+    dtype: np.dtype[Any]
+    by_element: bool
+
+    def __len__(self) -> int:
+        return self.hi - self.lo
+
+    def take(self, chunks: Integers) -> Places:
+        """Return the places of the chunks with these numbers."""
+        return self.made().take(chunks)
+
+    def precedes(self, other: TablePlaces) -> bool:
+        """Return whether the rows of another part of the read follow in the table."""
+        return self.table is other.table and self.hi == other.lo
+
+    def made(self) -> Places:
+        """Return the places."""
+        columns = self.table.columns()
+        if self.table.has_first:
+            first = columns.first[self.lo : self.hi + 1]
+            taken = slice(int(first[0]), int(first[-1]))
+            first = first - first[0]
+        else:
+            taken = slice(self.lo, self.hi)
+            first = columns.first[: len(self) + 1]
+        src, dst = columns.src_start[taken], columns.dst_start[taken]
+        if self.offset:
+            src = src + self.offset
+        count = columns.count[:, taken]
+        src_stride, dst_stride = self.strides
+        address, dtype = self.address, self.dtype
+        if self.by_element:
+            edges, src, dst = elements(first, src, dst, count, src_stride[0], dst_stride[0])
+            pairs = zip(edges[:-1].tolist(), edges[1:].tolist())
+            points: list[tuple[Points, ...]] = [((src[lo:hi], dst[lo:hi]),) for lo, hi in pairs]
+            n = len(points)
+            none = np.zeros(n, np.int64), np.full(n, address[0], np.int64)
+            return Places(
+                np.arange(n + 1), *none, np.empty((0, n), np.int64), (), (), dtype, points
+            )
+        steps: tuple[ArrayLike, ArrayLike] = src_stride[0], dst_stride[0]
+        if columns.target is None:
+            dst = dst + address[0]
+        else:
+            target = columns.target[taken]
+            dst = dst + np.array(address, np.int64)[target]
+            each_src, each_dst = ([tuple(one) for one in each] for each in self.strides)
+            steps = _of_targets(each_src, target), _of_targets(each_dst, target)
+        listed = [
+            [(one.src[lo:hi], one.dst[lo:hi]) for lo, hi in zip(begin.tolist(), end.tolist())]
+            for one in self.table.points
+            for begin, end in [(one.begin[taken], one.end[taken])]
+        ]
+        return Places(
+            first,
+            src,
+            dst,
+            count,
+            steps[0],
+            steps[1],
+            dtype,
+            list(zip(*listed)) if listed else None,
+            are_single=not self.table.has_first,
+        )
+
+
+def order_of(part: Places | TablePlaces) -> tuple[int, int]:
+    """Return a key that sorts parts of one read so that rows of a table follow one another."""
+    return (id(part.table), part.lo) if isinstance(part, TablePlaces) else (0, 0)
+
+
+def joined(parts: Sequence[Places | TablePlaces]) -> Places:
+    """Join the places of several parts of one read."""
+    found: list[Places | TablePlaces] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, TablePlaces) and isinstance(last, TablePlaces) and last.precedes(part):
+            found[-1] = replace(last, hi=part.hi)
+        else:
+            found.append(part)
+    return Places.joined([one.made() if isinstance(one, TablePlaces) else one for one in found])
 
 
 def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) -> ArrayLike:

@@ -31,7 +31,7 @@ from gpustore.backends.device.piece import (
     Report,
     renumbered,
 )
-from gpustore.backends.device.placement import Places
+from gpustore.backends.device.placement import Places, TablePlaces
 from gpustore.backends.device.staging_buffer import StagingArena
 from gpustore.backends.device.submission import Submission, too_large
 from gpustore.backends.device.submissions import Submissions
@@ -141,19 +141,23 @@ class DevicePart:
                 self._places(rows, lo, hi), cached.take(slice(lo, hi)), rows.keys, np.arange(lo, hi)
             )
 
-    def _places(self, rows: TableRows, lo: int, hi: int) -> Places:
+    def _places(self, rows: TableRows, lo: int, hi: int) -> Places | TablePlaces:
         """Return the places of rows `lo` to `hi`; none if nothing is placed."""
         views = [memory.view for memory in self._sink.out]
         if not views:
             return Places.none(hi - lo, self._chain.layout.dtype)
-        some = slice(lo, hi)
-        return Places.of_table(
-            *(rows.table, some, rows.strides, self._chain.layout, views),
-            by_element=rows.by_element,
+        address, dtype = [view.address for view in views], views[0].dtype
+        offset = self._chain.layout.offset
+        return TablePlaces(
+            rows.table, lo, hi, rows.strides, offset, address, dtype, rows.by_element
         )
 
     def _add_cached(
-        self, places: Places, cached: CachedChunks, keys: Sequence[str], rows: Integers
+        self,
+        places: Places | TablePlaces,
+        cached: CachedChunks,
+        keys: Sequence[str],
+        rows: Integers,
     ) -> None:
         """Add chunks that are there, of some rows of a table."""
         none = np.zeros(len(rows), np.int64)

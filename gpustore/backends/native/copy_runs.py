@@ -94,11 +94,13 @@ def _written(
     for head in range(0, _HEAD * tables, _HEAD):
         width, is_tiled, used, some, blocks = heads[head : head + _HEAD]
         dtype = run_dtype(used)
-        table = room[at : at + some * dtype.itemsize].view(dtype)
+        content = room[at : at + some * dtype.itemsize]
+        table: NDArray[np.void] = np.ndarray(some, dtype, room.data, at)
         at += some * dtype.itemsize
         kernel = "copy_tiled" if is_tiled else "copy_strided"
         expression = f"gs::{kernel}<{WIDTHS[width]}, {used}>"
-        found.append(KernelLaunch("copy", expression, blocks, table, (_UNITS[unit],)))
+        arguments = (_UNITS[unit],)
+        found.append(KernelLaunch("copy", expression, blocks, table, arguments, content=content))
     return found
 
 

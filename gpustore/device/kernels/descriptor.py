@@ -220,6 +220,8 @@ class KernelLaunch:
         Further arguments, passed by value.
     offsets : ndarray of int64, optional
         Second table, to be uploaded to a multiple of 8 bytes; its address is the last argument.
+    content : ndarray of uint8, optional
+        Bytes of `table`, which NumPy is slow to find.
     """
 
     family: str
@@ -228,6 +230,7 @@ class KernelLaunch:
     table: NDArray[np.void]
     arguments: tuple[np.generic | NDArray[np.uint8], ...] = ()
     offsets: NDArray[np.int64] | None = None
+    content: NDArray[np.uint8] | None = None
 
 
 def division(extent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
