@@ -41,7 +41,7 @@ def unfit(
     reason = cannot(device, codec, distrust)
     if reason is not None:
         return reason
-    max_nbytes = int(dst_nbytes.max(initial=0))
+    max_nbytes = int(dst_nbytes.max()) if len(dst_nbytes) else 0
     known = device.codec(codec)
     if known is not None and max_nbytes > known.decoded_max_nbytes:
         return f"{codec}: a stream of {max_nbytes} bytes, the device decodes at most " + str(

@@ -248,7 +248,7 @@ class CommandList:
 
         Parameters are those of :meth:`gpustore.device.guard.Guards.add`.
         """
-        if not self._guards:
+        if not self._guards.count:
             self.launches += 2
         self._guards.add(begin, outputs, end, rows)
 
@@ -516,22 +516,24 @@ class CommandList:
     @property
     def table_nbytes(self) -> int:
         """Number of bytes that :meth:`write_tables` writes."""
-        return self._guard_table + 16 * len(self._guards)
+        count = self._guards.count
+        return self._guard_table + 16 * count if count else self._table_nbytes
 
     @property
     def result_nbytes(self) -> int:
         """Number of bytes that the steps fill and :meth:`failures` reads."""
-        return self._guard_result + 4 * len(self._guards)
+        count = self._guards.count
+        return self._guard_result + 4 * count if count else self._result_nbytes
 
     @property
     def _guard_table(self) -> int:
         """First byte of the table of all guards, the last one of the list."""
-        return aligned(self._table_nbytes) if self._guards else self._table_nbytes
+        return aligned(self._table_nbytes)
 
     @property
     def _guard_result(self) -> int:
         """First byte of the result of all guards, the last one of the list."""
-        return aligned(self._result_nbytes) if self._guards else self._result_nbytes
+        return aligned(self._result_nbytes)
 
     def write_tables(self, into: memoryview) -> None:
         """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded.
@@ -547,8 +549,10 @@ class CommandList:
             flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
             if _address_of(flat) != first + start:
                 here[start:end] = flat
-        if self._guards:
-            self._guards.write(here[self._guard_table : self.table_nbytes].view(np.uint64))
+        if self._guards.count:
+            start = self._guard_table
+            table = here[start : start + 16 * self._guards.count]
+            self._guards.write(table.view(np.uint64))
 
     def run(self, tables: int, results: int) -> None:
         """Queue all steps, in order, on the stream of this list.
@@ -570,7 +574,7 @@ class CommandList:
         self._launch_guards("gs::check_guards", table, np.uint64(results + self._guard_result))
 
     def _launch_guards(self, expression: str, table: Argument, *result: Argument) -> None:
-        if count := len(self._guards):
+        if count := self._guards.count:
             kernel = self._device.kernel("guard", expression)
             arguments = [table, np.uint32(count), np.uint32(GUARD), *result]
             self._device.launch(kernel, self._guards.blocks, arguments, self._stream)
@@ -584,8 +588,11 @@ class CommandList:
         """Return rows that did not decode, with reasons, from the results in host memory."""
         found = np.frombuffer(results, np.uint8, self.result_nbytes)
         failed: dict[int, str] = {}
-        guards = Result(self._guard_result, 4 * len(self._guards))
-        for part, check in (*self._checks, (guards, self._guards.overwritten)):
+        checks = self._checks
+        if self._guards.count:
+            guards = Result(self._guard_result, 4 * self._guards.count)
+            checks = [*checks, (guards, self._guards.overwritten)]
+        for part, check in checks:
             for row, reason in check(found[part.offset : part.offset + part.nbytes]):
                 if row in self.fallbacks:
                     continue  # By a later stage: the host decodes it anyway.

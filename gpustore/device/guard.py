@@ -46,16 +46,19 @@ Integers = NDArray[np.int64]
 
 
 class Guards:
-    """Guards of one submission, as columns."""
+    """Guards of one submission, as columns.
 
-    __slots__ = ("_count", "_parts")
+    Attributes
+    ----------
+    count : int
+        Number of guards.
+    """
+
+    __slots__ = ("_parts", "count")
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
         self._parts: list[tuple[int, Spans, int, Integers]] = []
-
-    def __len__(self) -> int:
-        return self._count
 
     def add(self, begin: int, outputs: Spans, end: int, rows: Integers) -> None:
         """Add guards in front of, between and behind outputs.
@@ -69,12 +72,12 @@ class Guards:
         rows : ndarray of int64, shape (n,)
             Row of each output.
         """
-        self._count += len(outputs) + 1
+        self.count += len(outputs) + 1
         self._parts.append((begin, outputs, end, rows))
 
     def write(self, into: NDArray[np.uint64]) -> None:
         """Write the table of all n guards: n addresses, then n sizes in bytes."""
-        address, nbytes = into[: self._count], into[self._count : 2 * self._count]
+        address, nbytes = into[: self.count], into[self.count : 2 * self.count]
         first = 0
         for begin, outputs, end, _ in self._parts:
             last = first + len(outputs)
@@ -87,7 +90,7 @@ class Guards:
     @property
     def blocks(self) -> int:
         """Number of thread blocks for all guards, one warp for each."""
-        return -(-len(self) // _WARPS_PER_BLOCK)
+        return -(-self.count // _WARPS_PER_BLOCK)
 
     def overwritten(self, found: NDArray[np.uint8]) -> Iterator[tuple[int, str]]:
         """Yield each row beside a changed guard, and the text of the error.

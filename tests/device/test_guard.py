@@ -14,7 +14,7 @@ def test_guards_of_several_outputs_are_one_table():
     guards.write(np.zeros(0, np.uint64))
     guards.add(1000, Spans.contiguous(1003, [13]), 1021, np.array([7]))
     guards.add(2000, Spans.contiguous(2004, [3, 8], 16), 2032, np.array([8, 9]))
-    assert len(guards) == 5
+    assert guards.count == 5
     table = np.zeros(10, np.uint64)
     guards.write(table)
     assert table.tolist() == [1000, 1016, 2000, 2007, 2028, 3, 5, 4, 13, 4]

@@ -238,7 +238,7 @@ class DevicePart:
                 at, sizes, states, some = at[kept], sizes[kept], states[kept], rows[kept]
                 known = None if known is None else known.take(kept)
             done = states == state
-            number = int(done.sum())
+            number = int(np.count_nonzero(done))
             if self._reads_directly and not files.array.decodes:
                 count_unavailable(sizes[done], fetched.generation[taken][done, 3])
             STATISTICS.add(

@@ -153,9 +153,13 @@ class Submission:
             chains.setdefault(id(piece.chain), []).append(piece)
         self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
-            is_encoded = group.state == CACHED_ENCODED
-            self._queue(group, ((group.state != FAILED) & ~is_encoded).nonzero()[0])
-            self._queue(group, is_encoded.nonzero()[0])
+            counts = np.bincount(group.state, minlength=CACHED_ENCODED + 1).tolist()
+            if counts[FAILED] or counts[CACHED_ENCODED]:
+                is_encoded = group.state == CACHED_ENCODED
+                self._queue(group, ((group.state != FAILED) & ~is_encoded).nonzero()[0])
+                self._queue(group, is_encoded.nonzero()[0])
+            else:
+                self._queue(group, np.arange(len(group.state)))
         if self._is_queued:
             self.event = self._device.record(self.buffer.stream)
 
@@ -215,9 +219,13 @@ class Submission:
     def _recorded(self, group: Group, rows: Integers, kept: list[_Kept]) -> CommandList:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
-        state = group.state[rows]
+        state, start, nbytes, known = group.state, group.start, group.nbytes, group.known
+        if len(rows) < len(state):
+            state = state[rows]
         encoded, decoded, missing, cached = _of_states(rows, state)
-        start, nbytes = group.start[encoded], group.nbytes[encoded]
+        if len(encoded) < len(start):
+            start, nbytes = start[encoded], nbytes[encoded]
+            known = None if known is None else known.take(encoded)
         base = buffer.address(0)
         fill = self._fill_element(group) if len(missing) else None
         found = None
@@ -231,9 +239,6 @@ class Submission:
         else:
             here = None
             if not buffer.has_end:
-                known = group.known
-                if known is not None and len(encoded) < len(group.state):
-                    known = known.take(encoded)
                 here = EncodedColumns(buffer.data, start, nbytes, header_reader(), known)
             commands = CommandList(
                 self._device,
