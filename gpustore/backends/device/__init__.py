@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,11 +30,11 @@ from gpustore.backends.device.staging_buffer import (
     LARGE,
     PART_ALIGNMENT,
     SMALL_NBYTES,
-    StagingBuffer,
     StagingBuffers,
     aligned,
 )
 from gpustore.backends.device.submissions import DeviceMemory, DeviceRegion, Extent
+from gpustore.backends.device.transfers import Transfers
 from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
@@ -43,11 +42,8 @@ from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice, choose, joined
 from gpustore.codec_chain.device_streams import cannot
 from gpustore.data_types.conversion import Converter
-from gpustore.device.command_list import CommandList
-from gpustore.device.kernels.launch import copy_launches
-from gpustore.device.kernels.run import Rows
-from gpustore.device.protocol import Device, DeviceArray, Pinned, Spans, Stream
-from gpustore.errors import DeviceError, LimitError, MismatchError, UnsupportedError
+from gpustore.device.protocol import Device, Stream
+from gpustore.errors import LimitError, MismatchError, UnsupportedError
 from gpustore.index_space import IndexDomain
 from gpustore.resources.device_cache_pool import DeviceCachePool
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
@@ -101,6 +97,7 @@ class DeviceBackend:
         self.buffers = StagingBuffers(driven)
         self.files = OpenFiles(driven)
         self.caches = ChunkCaches(driven)
+        self.transfers = Transfers(driven, self.buffers, self.with_memory)
         self.encoder = DeviceEncoder(driven, self.with_memory, self.caches.give_back)
         self._extents: dict[tuple[tuple[Chunks, ...], int], Extent] = {}
 
@@ -342,7 +339,7 @@ class DeviceBackend:
         shape = tuple(domain.shape)
         is_cast = view.dtype != dtype or any(step % dtype.itemsize for step in view.strides)
         if is_cast or 0 in view.shape:
-            return HOST.source(self._downloaded(view), domain, dtype)
+            return HOST.source(self.transfers.download(view), domain, dtype)
         broadcast(np.broadcast_to(np.empty((), dtype), view.shape), domain)  # Checks the shape.
         strides = broadcast_strides(view, shape)
         return DeviceSource(view, shape, strides, device.record(device.caller_stream()))
@@ -351,121 +348,9 @@ class DeviceBackend:
         """Return the elements of the memory of :meth:`source`; those on the device are copied."""
         if isinstance(memory, HostMemory):
             return memory.array
-        array = self._downloaded(memory.view)
+        array = self.transfers.download(memory.view)
         array = array.reshape(array.shape[max(0, array.ndim - len(memory.shape)) :])
         return np.broadcast_to(array, memory.shape)
-
-    def _downloaded(self, view: DeviceArray) -> NDArray[Any]:
-        """Copy a device array to host memory."""
-        array = np.empty(view.shape, view.dtype)
-        if not array.nbytes:
-            return array
-        device = self.driven
-        stream = device.caller_stream()
-        try:
-            pinned = self.with_memory(lambda: device.allocate_pinned(array.nbytes))
-        except MemoryError as error:
-            raise LimitError(
-                f"A source of {array.nbytes} bytes does not fit the pinned memory it is copied "
-                f"through; write in parts"
-            ) from error
-        try:
-            if view.strides == array.strides:
-                device.download(view.address, pinned, 0, array.nbytes, stream)
-                device.synchronize(device.record(stream))
-                STATISTICS.add(copies=1, waits=1, bytes_to_host=array.nbytes)
-            else:
-                self._download_strided(view, array.strides, array.nbytes, pinned, stream)
-            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(pinned.view, np.uint8)[
-                : array.nbytes
-            ]
-        except BaseException:
-            # The copy may still be on its way, after Ctrl-C too.
-            with suppress(DeviceError):
-                device.synchronize(device.record(stream))
-            raise
-        finally:
-            device.free_pinned(pinned)
-        return array
-
-    def _download_strided(
-        self,
-        view: DeviceArray,
-        strides: tuple[int, ...],
-        nbytes: int,
-        pinned: Pinned,
-        stream: Stream,
-    ) -> None:
-        """Copy an array that is not in C order: packed on the device, then downloaded."""
-        device = self.driven
-        try:
-            packed = self.with_memory(lambda: device.allocate(nbytes, stream))
-        except MemoryError as error:
-            raise LimitError(
-                f"A source of {nbytes} bytes that is not in C order is packed on device "
-                f"{self.device} before it is copied, and does not fit its memory; write in parts"
-            ) from error
-        try:
-            rows = Rows(
-                [view.address],
-                [packed.address],
-                np.array(view.shape, np.int64)[:, None],
-                view.strides,
-                strides,
-            )
-            ready = DeviceMemory(view, device.record(stream))
-            launches = copy_launches(rows, view.dtype.itemsize)
-            self._launch(lambda commands: commands.launch_tables(launches), [ready])
-            device.download(packed.address, pinned, 0, nbytes, stream)
-            device.synchronize(device.record(stream))
-            STATISTICS.add(copies=1, waits=1, bytes_to_host=nbytes)
-        finally:
-            device.free(packed, stream)
-
-    def _upload(self, array: NDArray[Any], out: DeviceMemory) -> None:
-        """Copy a host array to a device array of the same shape."""
-        device = self.driven
-        array = np.ascontiguousarray(array)
-        stream = device.caller_stream()
-        packed = None
-        try:
-            pinned = self.with_memory(lambda: device.allocate_pinned(array.nbytes))
-        except MemoryError as error:
-            raise self._no_room(array) from error
-        try:
-            pinned.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
-            address = out.view.address
-            if out.strides != array.strides:
-                packed = self.with_memory(lambda: device.allocate(array.nbytes, stream))
-                address = packed.address
-            device.wait(stream, out.ready)
-            device.upload(pinned, 0, address, array.nbytes, stream)
-            STATISTICS.add(copies=1, waits=1, bytes_to_device=array.nbytes)
-            if packed is not None:
-                rows = Rows(
-                    [address],
-                    [out.view.address],
-                    np.array(array.shape, np.int64)[:, None],
-                    array.strides,
-                    out.strides,
-                )
-                uploaded = DeviceMemory(out.view, device.record(stream))
-                launches = copy_launches(rows, array.itemsize)
-                self._launch(lambda commands: commands.launch_tables(launches), [uploaded])
-        except MemoryError as error:
-            raise self._no_room(array) from error
-        finally:
-            # Nothing may still read or write what is freed, whatever failed.
-            device.synchronize(device.record(stream))
-            device.free_pinned(pinned)
-            if packed is not None:
-                device.free(packed, stream)
-
-    def _no_room(self, array: NDArray[Any]) -> LimitError:
-        return LimitError(
-            f"{array.nbytes} bytes that the host converted do not fit the memory through which "
-            f"they are copied to device {self.device}; read in parts"
-        )
 
     # ----------------------------------------------------------------- elements
 
@@ -479,69 +364,27 @@ class DeviceBackend:
         record = conversion_of(source, out.view, convert)
         if record is None:
             STATISTICS.add(host_conversions=1)
-            self._upload(convert(self._downloaded(source)), out)
+            self.transfers.upload(convert(self.transfers.download(source)), out)
         else:
-            self._launch(record, [out])
+            self.transfers.launch(record, [out])
 
     def downsample(self, elements: Any, job: Downsampling, cells: Cells, out: DeviceMemory) -> bool:
         """Reduce blocks by a kernel; return False if there is none for them."""
         launches = launches_of(self.driven.wrap(elements), job, cells, out.view)
         if launches:
-            self._launch(lambda commands: commands.launch_tables(launches), [out])
+            self.transfers.launch(lambda commands: commands.launch_tables(launches), [out])
         return launches is not None
 
     def place(self, elements: NDArray[Any], out: DeviceMemory) -> None:
         """Copy an array to the device."""
         if elements.size:
             STATISTICS.add(host_conversions=1)
-            self._upload(elements, out)
+            self.transfers.upload(elements, out)
 
     def to_host(self, elements: Any) -> NDArray[Any]:
         """Copy an array to host memory, and count its bytes."""
         view = self.driven.wrap(elements)
-        return np.asarray(elements) if view is None else self._downloaded(view)
-
-    def _launch(
-        self, record: Callable[[CommandList], None], memories: Sequence[DeviceMemory]
-    ) -> None:
-        """Run the commands of `record`, which read and write `memories`, and wait for them."""
-        device = self.driven
-        kept = self.buffers.take(record, is_small=True)
-        buffer = StagingBuffer(device, is_small=True) if kept is None else kept
-        none = np.zeros(0, np.uint64)
-        commands = CommandList(device, buffer.stream, np.zeros(0, np.int64), Spans(none, none))
-        try:
-            record(commands)
-            self.with_memory(lambda: buffer.resize(commands.table_nbytes))
-            buffer.clear()
-            start = buffer.reserve_table(commands.table_nbytes)
-            assert start is not None
-            commands.write_tables(buffer.view(start, commands.table_nbytes))
-            for memory in memories:
-                device.wait(buffer.stream, memory.ready)
-            device.upload(
-                buffer.pinned, start, buffer.address(start), commands.table_nbytes, buffer.stream
-            )
-            commands.run(buffer.address(start), 0)
-            device.synchronize(device.record(buffer.stream))
-            STATISTICS.add(
-                copies=1, waits=1, launches=commands.launches, bytes_to_device=commands.table_nbytes
-            )
-        except BaseException as error:
-            # Work queued before the error, or before Ctrl-C, may still run.
-            with suppress(DeviceError):
-                device.synchronize(device.record(buffer.stream))
-            if isinstance(error, MemoryError):
-                raise LimitError(
-                    f"Tables of {commands.table_nbytes} bytes do not fit the memory of device "
-                    f"{self.device}; read fewer elements at once"
-                ) from error
-            raise
-        finally:
-            if kept is None:
-                buffer.free()
-            else:
-                self.buffers.put(kept)
+        return np.asarray(elements) if view is None else self.transfers.download(view)
 
     # ----------------------------------------------------------------- writes
 

@@ -465,7 +465,7 @@ def test_copies_of_arrays_get_memory_of_their_kind_back(tmp_path, memory, kind):
         name = "allocations" if kind == "allocations" else "allocate_pinned"
         array = there.read(order="F").result()
         memory_of = backend.destination(array, (9, 10), expected.dtype)
-        works = ((backend.to_host, [array]), (backend._upload, [expected, memory_of]))
+        works = ((backend.to_host, [array]), (backend.transfers.upload, [expected, memory_of]))
         for work, arguments in works:
             calls = number = 0
             while number <= calls:
