@@ -114,6 +114,7 @@ DRIVERS = {
 KVSTORES = {
     "file": "file",
     "gcs": "gcs",
+    "gcs_grpc": "gcs_grpc",
     "http and https": "http",
     "kvstack": "kvstack",
     "memory": "memory",

@@ -12,16 +12,21 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from gpustore.codec_chain import png_of_16_bits
 from gpustore.codec_chain.base import BytesCodec
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 
-_MODES: Final = {(1, 1): "L", (2, 1): "LA", (3, 1): "RGB", (4, 1): "RGBA", (1, 2): "I;16"}
-"""Pillow's name of pixels by channels and bytes of an element."""
+_MODES: Final = {
+    **{(1, 1): "L", (2, 1): "LA", (3, 1): "RGB", (4, 1): "RGBA"},
+    **{(1, 2): "I;16B", (2, 2): "LA;16B", (3, 2): "RGB;16B", (4, 2): "RGBA;16B"},
+}
+"""Pillow's name of stored pixels by channels and bytes of an element."""
 
 _PNG_END: Final = b"\0\0\0\0IEND\xaeB`\x82"
 
@@ -123,9 +128,9 @@ class ImageChunk(BytesCodec):
         channels, z, y, x = self.shape
         planar = np.frombuffer(decoded, self._dtype).reshape(self.shape)
         pixels = np.ascontiguousarray(np.moveaxis(planar, 0, -1)).reshape(z * y, x, channels)
-        if channels == 1:
-            pixels = pixels[..., 0]
-        mode = self._mode
+        if channels > 1 and self.itemsize == 2:
+            return png_of_16_bits.encoded(pixels, self.level)
+        mode = "I;16" if self.itemsize == 2 else self._mode
         image = pillow().frombytes(mode, (x, z * y), pixels.tobytes())
         options: dict[str, Any] = {}
         if self.level is not None:
@@ -152,9 +157,14 @@ class ImageChunk(BytesCodec):
         mode = self._mode
         try:
             with open_image(encoded, self.name) as image:
-                found = image.width, image.height, image.mode
-                fits = found[0] * found[1] == x * y * z and image.mode == mode
-                pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
+                stored = image.tile[0].args if self.name == "png" and image.tile else image.mode
+                found = image.width, image.height, stored
+                fits = found[0] * found[1] == x * y * z and stored == mode
+                if fits and channels > 1 and self.itemsize == 2:
+                    again = partial(open_image, encoded, self.name)
+                    pixels = png_of_16_bits.decoded(again, channels)
+                else:
+                    pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
         except CorruptChunkError:
             raise
         except DAMAGE as error:

@@ -49,6 +49,7 @@ from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
 
 _UINT8 = DataType("uint8")
+_DOMAIN = IndexDomain(inclusive_min=[0] * 3)
 
 
 class OnlyName:
@@ -135,7 +136,7 @@ class ImageFormat(WholeElements):
         merged = schema.copy()
         merged.update(dtype=_UINT8)
         merged.update(rank=3)
-        merged.update(domain=IndexDomain(inclusive_min=[0] * 3))
+        merged.update(domain=_DOMAIN)
         return merged
 
     def description(self, shape: tuple[int, int, int]) -> ArrayDescription:
@@ -279,6 +280,8 @@ class ImageKind(ChunkedKind):
         if format_.id == "tiff":
             format_ = replace(format_, page=members.take_int("page", 0, 2**31 - 1, None))
         options: Mapping[str, JsonValue] = take_options(members)
+        if schema.domain is None and schema.rank in (None, 3):
+            schema.update(domain=_DOMAIN)  # TensorStore shows it.
         parsed = self.spec(format_, spec, schema, format_.no_constraints, options)
         parsed.constrained()  # Raises on contradictions.
         return parsed
@@ -289,7 +292,7 @@ class ImageKind(ChunkedKind):
             raise MetadataError(
                 f'Invalid TensorStore URL component "{self.id}:{path}": Path not supported'
             )
-        return self.spec(self.format, base, Schema(), self.format.no_constraints)
+        return self.spec(self.format, base, Schema(domain=_DOMAIN), self.format.no_constraints)
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Raise an error: images have no codec specs."""

@@ -9,7 +9,7 @@ from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
 from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.runtime.context import Context
+from gpustore.runtime.context import Context, definitions
 from gpustore.strict_json.parsing import JsonValue
 
 if TYPE_CHECKING:
@@ -80,23 +80,13 @@ def _with_layers(
 
 
 def _context_json(driver: Driver) -> dict[str, JsonValue]:
-    context = {
-        name: value.to_json()
-        for name, value in driver.resources.items()
-        if name != METADATA_POOL  # No type of resource; a member of the spec itself.
+    # The pool is a member of the spec itself, others are members of the kvstore.
+    shared = {
+        name: one
+        for name, one in driver.resources.items()
+        if name != METADATA_POOL and one.is_shared
     }
-    # Not TensorStore's: shown only if they say something.
-    for name, default in (
-        ("device", "auto"),
-        ("device_allocator", "default"),
-        ("device_cache_pool", {}),
-        ("gpu_decode_choice", "auto"),
-        ("gpu_decode_trust", "auto"),
-        ("limits", {}),
-    ):
-        if context.get(name) == default:
-            del context[name]
-    return context
+    return definitions(shared)
 
 
 def _over(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:

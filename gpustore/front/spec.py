@@ -38,6 +38,7 @@ from gpustore.kvstores.spec import (
     KVSTORE_BASED,
     TENSORSTORE_ADAPTER,
     adapted,
+    check_present,
     find_scheme,
     path_spec,
     refuse_password,
@@ -485,6 +486,7 @@ def _parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
     context = members.take_with("context", Context.Spec, None)
     if kind is None:
         if registry.find("kvstores", name) is None:
+            check_present(name)
             raise MetadataError(
                 f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
                 f"driver; known: {', '.join(registry.ids('drivers'))}"

@@ -238,13 +238,18 @@ class AdapterSpec(abc.ABC):
         resources = {id: context.resource(id, self.references.get(id)) for id in self.resource_ids}
         below: tuple[Hashable, ...] = (id(base.driver),)
         if base.driver.base is None:
-            below = (base.driver.identity, *map(id, base.driver.resources.values()))
+            found = base.driver.resources.values()
+            below = (base.driver.identity, *(_sameness(one) for one in found))
         key = (
             json.dumps(self.to_json(), sort_keys=True),
             *below,
             *map(id, resources.values()),
         )
         return _opened.get(key, lambda: self.open_on(base, resources))
+
+
+def _sameness(resource: Context.Resource) -> Hashable:
+    return id(resource) if resource.is_shared else json.dumps(resource.to_json(), sort_keys=True)
 
 
 def _base_spec(json: JsonValue) -> KvStoreSpec:

@@ -8,11 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from gpustore import registry
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.kvstores.base import DriverKind
 from gpustore.kvstores.foreign import ForeignSpec
 from gpustore.kvstores.result import key_bytes
-from gpustore.runtime.context import Context
+from gpustore.runtime.context import Context, definitions
 from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
@@ -46,6 +46,15 @@ def append_component(path: str, component: str) -> str:
     """
     separator = path and component and not (path.endswith("/") or component.startswith("/"))
     return f"{path}/{component}" if separator else path + component
+
+
+ABSENT: Final = {
+    "gcs_grpc": '"gcs" reads and writes the same buckets by JSON over HTTP',
+    "neuroglancer_uint64_sharded": '"neuroglancer_precomputed" reads and writes such shards',
+    "tsgrpc_kvstore": "no server is needed for what several processes share",
+    "zarr3_sharding_indexed": '"zarr3" reads and writes such shards',
+}
+"""Kvstore drivers of TensorStore that gpustore lacks, with what to use."""
 
 
 class KvStoreSpec:
@@ -96,6 +105,7 @@ class KvStoreSpec:
         name = members.take_str("driver")
         kind: DriverKind | None = registry.find("kvstores", name)
         if kind is None:
+            check_present(name)
             raise members.error(f"{quote(name)} is not a registered KvStore driver", "driver")
         context = members.take_with("context", _normalise_context, None)
         path = members.take_str("path", "")
@@ -262,6 +272,9 @@ class KvStoreSpec:
     def __repr__(self) -> str:
         if not self.has_json:
             return f"KvStore.Spec({self._driver!r} + {self._path!r})"
+        if self._opened is not None:
+            json = whole_json(self._opened, self._path, shows_bound=True)
+            return pretty("KvStore.Spec", json)
         return pretty("KvStore.Spec", self.to_json())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -271,9 +284,11 @@ class KvStoreSpec:
 
 
 def by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
-    """Return the context resources that a spec refers to, by ``<id>`` or ``<id>#<name>``."""
+    """Return the shared context resources that a spec refers to, by ``<id>`` or ``<id>#<name>``."""
     found = {}
     for id, resource in driver.resources.items():
+        if not resource.is_shared:
+            continue
         reference = driver.spec.references.get(id, id)
         if isinstance(reference, str) and reference.partition("#")[0] == id:
             found[reference] = resource
@@ -281,16 +296,33 @@ def by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
 
 
 def unbound_json(
-    driver: KvStoreDriver, path: str, defined: Mapping[str, Context.Resource]
+    driver: KvStoreDriver,
+    path: str,
+    defined: Mapping[str, Context.Resource],
+    *,
+    shows_bound: bool = False,
 ) -> dict[str, JsonValue]:
-    """Return the JSON of a driver and a path; its context has what is not `defined` around it."""
-    json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json()}
+    """Return the JSON of a driver and a path; its context has what is not `defined` around it.
+
+    With `shows_bound` it has lists of the names of resources, which no spec may have: TensorStore
+    prints resources in use so.
+    """
+    resources = driver.resources
     own = by_reference(driver)
+    given = {id: one.to_json() for id, one in resources.items() if not one.is_shared}
+    if shows_bound:
+        given = {**given, **{own[name].id: name for name in definitions(own)}}
+        given = {id: [value] for id, value in given.items()}
+    json: dict[str, JsonValue] = {"driver": driver.spec.id, **driver.spec.to_json(), **given}
     differing = {name: own[name] for name in own if own[name] is not defined.get(name)}
-    if differing:
-        json["context"] = {name: resource.to_json() for name, resource in differing.items()}
+    context = definitions(differing)
+    if context:
+        json["context"] = context
     inner = {**defined, **differing}
-    bases: list[JsonValue] = [unbound_json(base.driver, base.path, inner) for base in driver.bases]
+    bases: list[JsonValue] = [
+        unbound_json(base.driver, base.path, inner, shows_bound=shows_bound)
+        for base in driver.bases
+    ]
     if driver.base is not None:
         json["base"] = bases[0]
     elif bases:
@@ -301,12 +333,15 @@ def unbound_json(
     return json
 
 
-def whole_json(driver: KvStoreDriver, path: str) -> dict[str, JsonValue]:
+def whole_json(
+    driver: KvStoreDriver, path: str, *, shows_bound: bool = False
+) -> dict[str, JsonValue]:
     """Return the JSON of a driver and a path, with the definitions of all context resources."""
     defined = _all_by_reference(driver)
-    json = unbound_json(driver, path, defined)
-    if defined:
-        json["context"] = {name: resource.to_json() for name, resource in defined.items()}
+    json = unbound_json(driver, path, defined, shows_bound=shows_bound)
+    context = definitions(defined)
+    if context:
+        json["context"] = context
     return json
 
 
@@ -320,6 +355,12 @@ def _all_by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
 
 def _over_object(driver: ForeignSpec, path: str) -> KvStoreSpec:
     return KvStoreSpec.from_parts(driver, path)
+
+
+def check_present(name: str) -> None:
+    """Raise UnsupportedError if a kvstore driver is one of TensorStore that gpustore lacks."""
+    if name in ABSENT:
+        raise UnsupportedError(f"kvstore driver {quote(name)} is not supported: {ABSENT[name]}")
 
 
 @cache
@@ -439,6 +480,7 @@ def root_spec(component: UrlComponent) -> KvStoreSpec:
     """
     role, kind = find_scheme(component.scheme)
     if not role:
+        check_present(component.scheme)
         error = unknown_scheme(component)
         if not component.slashes:
             path = quote(f"./{component.raw}")

@@ -48,6 +48,8 @@ class RetriesType(ResourceType[_Config, Retries]):
         Value of the member that JSON without it means.
     """
 
+    is_shared = False
+
     def __init__(self, id: str, max_retries: int) -> None:
         self.id = id
         self._default = _Config(max_retries, parse_duration("1s"), parse_duration("32s"))

@@ -53,6 +53,7 @@ class AwsCredentialsSource:
 
 class _AwsCredentialsType(ResourceType[AwsCredentialsSource, AwsCredentialsSource]):
     id = "aws_credentials"
+    is_shared = False
 
     def parse(self, json: JsonValue) -> AwsCredentialsSource:
         members = Members(json)

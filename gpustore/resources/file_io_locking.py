@@ -56,6 +56,7 @@ class _Config:
 
 class _FileIoLockingType(ResourceType[_Config, FileIoLocking]):
     id = "file_io_locking"
+    is_shared = False
 
     def parse(self, json: JsonValue) -> _Config:
         members = Members(json)

@@ -27,6 +27,7 @@ _MODES = ("default", "memmap", "direct")
 
 class _FileIoModeType(ResourceType[FileIoMode, FileIoMode]):
     id = "file_io_mode"
+    is_shared = False
 
     def parse(self, json: JsonValue) -> FileIoMode:
         members = Members(json)

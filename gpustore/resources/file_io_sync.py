@@ -27,6 +27,7 @@ _STRINGS = ("full", "file", "none")
 
 class _FileIoSyncType(ResourceType[bool | str, FileIoSync]):
     id = "file_io_sync"
+    is_shared = False
 
     def parse(self, json: JsonValue) -> bool | str:
         if not isinstance(json, str):

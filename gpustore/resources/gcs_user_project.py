@@ -17,6 +17,7 @@ _PROJECT = re.compile("[!-~]*")
 
 class _GcsUserProjectType(ResourceType[str | None, str | None]):
     id = "gcs_user_project"
+    is_shared = False
 
     def parse(self, json: JsonValue) -> str | None:
         members = Members(json)

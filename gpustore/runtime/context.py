@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from gpustore import registry
@@ -41,6 +41,9 @@ class ResourceType(abc.ABC, Generic[C, V]):
     id: str
     may_be_secret = False
     """Whether error messages must not show JSON given for this resource."""
+    is_shared = True
+    """Whether specs of what was opened define the resource in their context, so that several can
+    share it; otherwise its JSON is a member of each."""
     shares_default = True
     """Whether the default resources of all contexts have one value, made once in a process."""
 
@@ -174,6 +177,11 @@ class Context:
 
         def __init__(self) -> None:
             raise TypeError("Context.Resource is got from Context[key], not made")
+
+        @property
+        def is_shared(self) -> bool:
+            """Whether specs define the resource in their context, where several can share it."""
+            return self._type.is_shared
 
         @property
         def value(self) -> Any:
@@ -322,6 +330,28 @@ def resource_json(id: str, json: JsonValue, *, include_defaults: bool = False) -
     """
     kind = _type_of(id)
     return _to_json(kind, _parse(kind, from_python(json)), include_defaults=include_defaults)
+
+
+_OWN: Final[dict[str, JsonValue]] = {
+    "device": "auto",
+    "device_allocator": "default",
+    "device_cache_pool": {},
+    "gpu_decode_choice": "auto",
+    "gpu_decode_trust": "auto",
+    "http_authorization": {},
+    "http_request_timeouts": {},
+    "limits": {},
+}
+"""Resources that TensorStore lacks, with the JSON of the default ones."""
+
+
+def definitions(resources: Mapping[str, Context.Resource]) -> dict[str, JsonValue]:
+    """Return the JSON of a context that defines resources.
+
+    Those that TensorStore lacks are left out unless they say something.
+    """
+    found = {name: resource.to_json() for name, resource in resources.items()}
+    return {name: json for name, json in found.items() if name not in _OWN or json != _OWN[name]}
 
 
 def _type_of(key: str) -> ResourceType[Any, Any]:

@@ -64,6 +64,7 @@ ENCODINGS = {
     "png RGB": ({"data_type": "uint8", "num_channels": 3}, {"encoding": "png", "png_level": 3}),
     "png RGBA": ({"data_type": "uint8", "num_channels": 4}, {"encoding": "png"}),
     "png uint16": ({"num_channels": 1}, {"encoding": "png"}),
+    **{f"png uint16 of {n}": ({"num_channels": n}, {"encoding": "png"}) for n in (2, 3, 4)},
     "jpeg": ({"data_type": "uint8", "num_channels": 1}, {"encoding": "jpeg"}),
     "jpeg RGB": (
         {"data_type": "uint8", "num_channels": 3},

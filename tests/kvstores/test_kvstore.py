@@ -359,22 +359,32 @@ def test_opened_store_prints_alike(json):
     assert (ours.url, ours.path, ours.base) == (theirs.url, theirs.path, theirs.base)
 
 
-def test_opened_file_store_prints_its_context(tmp_path):
-    store = KvStore.open({"driver": "file", "path": "/data/x/", "file_io_sync": False}).result()
-    assert repr(store) == (
-        "KvStore({\n"
-        "  'context': {\n"
-        "    'file_io_concurrency': {},\n"
-        "    'file_io_locking': {},\n"
-        "    'file_io_mode': {},\n"
-        "    'file_io_retries': {},\n"
-        "  },\n"
-        "  'driver': 'file',\n"
-        "  'file_io_sync': False,\n"
-        "  'path': '/data/x/',\n"
-        "})"
-    )
-    assert repr(store.spec()) == "KvStore.Spec({'driver': 'file', 'path': '/data/x/'})"
+PRINTED = [
+    {"driver": "file", "path": "/data/x/", "file_io_sync": False},
+    {"driver": "file", "path": "/data/", "context": {"file_io_sync": False}},
+    {"driver": "file", "path": "/data/", "context": {"file_io_concurrency#x": {"limit": 5}}}
+    | {"file_io_concurrency": "file_io_concurrency#x"},
+    {"driver": "memory", "path": "b/"},
+    {"driver": "memory", "memory_key_value_store": "memory_key_value_store#a"}
+    | {"context": {"memory_key_value_store#a": {}}},
+    {"driver": "zip", "base": "file:///tmp/a.zip"},
+    {"driver": "http", "base_url": "http://127.0.0.1:1"},
+    {"driver": "s3", "bucket": "abc", "aws_credentials": {"type": "anonymous"}},
+    {"driver": "gcs", "bucket": "abc"},
+    {"driver": "kvstack", "layers": [{"base": "file:///tmp/a/"}]},
+]
+
+
+@each("spec", PRINTED)
+def test_stores_and_specs_print_their_context_as_tensorstore_does(spec):
+    def printed(library):
+        store = library.KvStore.open(spec).result()
+        bound = library.KvStore.Spec(spec)
+        bound.update(context=library.Context())
+        specs = [store.spec(**{name: True}) for name in ("unbind_context", "retain_context")]
+        return list(map(repr, (store, bound, store.spec(), *specs)))
+
+    assert printed(gpustore) == printed(ts)
 
 
 def test_path_is_joined_alike(pair):
