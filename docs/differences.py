@@ -3,6 +3,7 @@
 ``docs/compatibility.py`` writes their outcomes into its page.
 """
 
+import contextlib
 import pickle
 import warnings
 from collections.abc import Callable
@@ -154,6 +155,125 @@ def undumped_manifest(api: ModuleType, folder: Path) -> object:
     return type(api.ocdbt.undump_manifest(dumped)).__name__
 
 
+def part_in_a_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    view = api.stack([api.array([1, 2, 3])[1:]] * 2)
+    return view.spec().to_json()["layers"][0]["array"]
+
+
+def write_over_a_gap(api: ModuleType, folder: Path) -> object:
+    del folder
+    layer = api.array([1, 2])
+    with contextlib.suppress(ValueError):
+        api.overlay([layer], shape=[4]).write(7).result()
+    return layer.read().result().tolist()
+
+
+def cell_of_a_gap(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.overlay([api.array([1, 2])], shape=[4])[2:].read().result()
+
+
+def function_without_a_version(api: ModuleType, folder: Path) -> object:
+    del folder
+
+    def read(domain: Any, array: Any, parameters: Any) -> object:
+        array[...] = 5
+        return api.KvStore.TimestampedStorageGeneration(b"", 0.0)
+
+    return api.virtual_chunked(read, dtype="uint8", shape=[2]).read().result().tolist()
+
+
+def version_given_back(api: ModuleType, folder: Path) -> object:
+    del folder
+    versions = []
+
+    def read(domain: Any, array: Any, parameters: Any) -> object:
+        array[...] = 5
+        return api.KvStore.TimestampedStorageGeneration(b"1", 0.0)
+
+    def write(domain: Any, array: Any, parameters: Any) -> None:
+        versions.append(parameters.if_equal)
+
+    api.virtual_chunked(read, write, dtype="uint8", shape=[2])[0].write(1).result()
+    return versions
+
+
+def function_that_stops(api: ModuleType, folder: Path) -> object:
+    del folder
+
+    def read(domain: Any, array: Any, parameters: Any) -> None:
+        raise StopIteration("no more")
+
+    return api.virtual_chunked(read, dtype="uint8", shape=[2]).read().result()
+
+
+def created_meanwhile(api: ModuleType, folder: Path) -> None:
+    del folder
+    context, transaction = api.Context(), api.Transaction()
+    for of in (transaction, None):
+        options = {"dtype": "uint8", "shape": [3], "context": context, "transaction": of}
+        api.open(ZARR, create=True, **options).result()
+    transaction.commit_sync()
+
+
+def cached_after_a_write(api: ModuleType, folder: Path) -> object:
+    context = api.Context({"cache_pool": {"total_bytes_limit": 100_000}})
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/a/", "recheck_cached_data": False}
+    store = api.open(spec, create=True, dtype="uint8", shape=[3], context=context).result()
+    store[0] = 7
+    (folder / "a" / "c" / "0").unlink()
+    return store.read().result().tolist()
+
+
+def read_of_a_staged_key(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = api.KvStore.open("memory://").result()
+    with api.Transaction(repeatable_read=True) as transaction:
+        staged = store.with_transaction(transaction)
+        staged["key"] = b"1"
+        staged.read("key").result()
+    return [store["key"]]
+
+
+def atomic_chunk_of_files(api: ModuleType, folder: Path) -> object:
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/a/"}
+    store = api.open(spec, create=True, dtype="uint8", shape=[3]).result()
+    with api.Transaction(atomic=True) as transaction:
+        store.with_transaction(transaction)[0] = 1
+    return store.read().result().tolist()
+
+
+def atomic_over_two_memories(api: ModuleType, folder: Path) -> object:
+    del folder
+    with api.Transaction(atomic=True) as transaction:
+        for _ in "ab":
+            api.KvStore.open("memory://").result().with_transaction(transaction)["key"] = b"1"
+    return "commits"
+
+
+def key_in_a_deleted_range(api: ModuleType, folder: Path) -> object:
+    store = api.KvStore.open(f"file://{folder}/").result()
+    store["a/b"] = b"1"
+    transaction = api.Transaction()
+    staged = store.with_transaction(transaction)
+    staged.delete_range(api.KvStore.KeyRange("a/", "a0")).result()
+    staged["a/c"] = b"2"
+    try:
+        transaction.commit_sync()
+    except ValueError as error:
+        return str(error).partition(" ")[0] + " ..."  # Names and numbers of files differ.
+    return store.list().result()
+
+
+def illegal_staged_key(api: ModuleType, folder: Path) -> object:
+    transaction = api.Transaction()
+    store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
+    store.write("a//b", b"1").result()
+    transaction.abort()
+    return "fails at the commit"
+
+
 DIFFERENCES = (
     Difference(
         "`repr(store)`", shown, "one line fits a prompt; `print(store.spec())` has the JSON"
@@ -206,6 +326,61 @@ DIFFERENCES = (
     ),
     Difference(
         "attribute of a Future's result", attribute_of_a_future, "the message says what to do"
+    ),
+    Difference(
+        "spec of a stack of parts", part_in_a_spec, "the spec names the array and the part of it"
+    ),
+    Difference(
+        "write to an overlay with a gap", write_over_a_gap, "a write that fails changes nothing"
+    ),
+    Difference("read of a gap", cell_of_a_gap, "the message names the first index without a layer"),
+    Difference(
+        "function of a virtual array that names no version",
+        function_without_a_version,
+        "the function has filled the chunk",
+    ),
+    Difference(
+        "version of a chunk that a write gives back",
+        version_given_back,
+        "TensorStore takes bits of versions for flags of its own",
+    ),
+    Difference(
+        "StopIteration in a function of a virtual array",
+        function_that_stops,
+        "in a coroutine that awaits the read it would end that, silently",
+    ),
+    Difference(
+        "creation in a transaction, overtaken",
+        created_meanwhile,
+        "as for any key that others have changed; a new try opens the array",
+    ),
+    Difference(
+        "chunk that was written through a cache, and is then deleted by others",
+        cached_after_a_write,
+        "caches hold what was read; a write drops what it changes",
+    ),
+    Difference(
+        "key that is written, then read, with `repeatable_read`",
+        read_of_a_staged_key,
+        "TensorStore commits an empty value",
+    ),
+    Difference(
+        "atomic transaction over one chunk of files",
+        atomic_chunk_of_files,
+        "only one key changes; the metadata are read",
+    ),
+    Difference(
+        "atomic transaction over two kvstores in memory",
+        atomic_over_two_memories,
+        "readers could see one change before the other",
+    ),
+    Difference(
+        "key written in a deleted range of files",
+        key_in_a_deleted_range,
+        "keys below an emptied directory can be written",
+    ),
+    Difference(
+        "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"
     ),
 )
 
