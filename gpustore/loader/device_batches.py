@@ -84,22 +84,25 @@ class DeviceBatches:
         return self._cutter.source_stream
 
     @contextmanager
-    def iteration(self, kept_nbytes: int) -> Iterator[None]:
+    def iteration(self, window_nbytes: int) -> Iterator[None]:
         """Make batches of one iteration in the block, which leaves nothing of it on the device.
 
         Parameters
         ----------
-        kept_nbytes : int
-            Most bytes of windows that are kept while later ones are read, for batches that have
-            patches of both.
+        window_nbytes : int
+            Most bytes of windows. Half of them may be kept while later ones are read, for batches
+            that have patches of both.
         """
-        self._kept_nbytes = kept_nbytes
+        self._kept_nbytes = window_nbytes // 2
         cutter = registry.public("front.patch_cutter", "patch_cutter")(self._arrays[0].store)
         self._cutter = cutter
         try:
             yield
         finally:
             cutter.close()
+
+    def close(self) -> None:
+        """Nothing is kept between iterations."""
 
     def made(self, count: int, parts: Iterable[Part]) -> Batch:
         """Return the batch of the patches of some parts of windows, which were read.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import gpustore
 from gpustore.loader.order import Window
 from gpustore.loader.volume import PairedArray, Volume
+from gpustore.loader.window_memory import WindowMemory
 
 Integers = NDArray[np.int64]
 
@@ -65,6 +66,7 @@ class FetchedArray:
         self.is_box = not is_inside or alone > box
         self.nbytes = box if self.is_box else alone
         self._future: gpustore.Future[Any] | None = None
+        self._out: Any = None
         self._sound: Any = None
         """Elements that were read again, without damaged chunks."""
         self._counts: Counter[str] = Counter()
@@ -88,15 +90,43 @@ class FetchedArray:
         except gpustore.UnsupportedError:
             return None
 
-    def begin(self, stream: Any) -> gpustore.Future[Any]:
-        """Begin to read, into memory of the order of `stream` if that is on a device."""
+    def begin(self, stream: Any, memory: WindowMemory | None) -> gpustore.Future[Any]:
+        """Begin to read.
+
+        Parameters
+        ----------
+        stream : object
+            Stream of a device, in whose order memory is that is allocated there.
+        memory : WindowMemory or None
+            Memory to read into; None for new memory, and on a device.
+        """
+        if memory is not None:
+            self._out = memory.take(self._shape, self.array.dtype)
         if self.is_box:
             box = self.array.box(self.low.tolist(), self.high.tolist())
-            self._future = box.read(stream=stream)
+            self._future = box.read(out=self._out, stream=stream)
         else:
             crops = self.array.crops(self.origins)
-            self._future = self.array.reader.read_many(*crops, stream=stream)
+            self._future = self.array.reader.read_many(*crops, out=self._out, stream=stream)
         return self._future
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of the array that is read."""
+        if self.is_box:
+            return *self.array.leading, *(self.high - self.low).tolist()
+        return len(self.origins), *self.array.patch_shape
+
+    def give(self, memory: WindowMemory) -> None:
+        """Give memory back, once nobody uses the array any more."""
+        out, self._out, self._future = self._out, None, None
+        if out is not None:
+            memory.give(out)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the array is read, or has failed."""
+        return self._future is not None and self._future.done()
 
     def wait(self) -> None:
         """Wait until the array is read, or has failed."""
@@ -140,7 +170,7 @@ class FetchedArray:
 
     def _read_box(self) -> tuple[Any, NDArray[np.bool_]]:
         array, patch = self.array, np.array(self.array.patch)
-        found = np.empty((*array.leading, *(self.high - self.low).tolist()), array.dtype)
+        found = np.empty(self._shape, array.dtype)
         # Those whose elements may be mirrored ones are read alone to know.
         suspect = (self.origins < 0).any(axis=1)
         suspect |= (self.origins + patch > np.array(array.extent())).any(axis=1)
@@ -157,7 +187,7 @@ class FetchedArray:
         return found, suspect
 
     def _read_alone(self) -> tuple[Any, NDArray[np.bool_]]:
-        found = np.empty((len(self.origins), *self.array.patch_shape), self.array.dtype)
+        found = np.empty(self._shape, self.array.dtype)
         suspect = np.zeros(len(found), bool)
         for i in range(len(found)):
             future = self.array.reader.read_many(*self.array.crops(self.origins[i : i + 1]))
@@ -250,9 +280,19 @@ class FetchedWindow:
         self.arrays = [FetchedArray(one, origins, edge) for one in volume.arrays]
         self.nbytes = sum(one.nbytes for one in self.arrays)
 
-    def begin(self, stream: Any) -> list[gpustore.Future[Any]]:
+    def begin(self, stream: Any, memory: WindowMemory | None) -> list[gpustore.Future[Any]]:
         """Begin to read all arrays, together; see :meth:`FetchedArray.begin`."""
-        return [one.begin(stream) for one in self.arrays]
+        return [one.begin(stream, memory) for one in self.arrays]
+
+    def give(self, memory: WindowMemory) -> None:
+        """Give memory back, once nobody uses the arrays any more."""
+        for one in self.arrays:
+            one.give(memory)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is read into the memory of the arrays any more."""
+        return all(one.is_read for one in self.arrays)
 
     def wait(self) -> None:
         """Wait until all arrays are read, or have failed."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from gpustore import registry
 from gpustore.loader.batches import Batch
 from gpustore.loader.element_conversion import ElementConversion, library_arrays
 from gpustore.loader.layout import Layout
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import PairedArray
+from gpustore.loader.window_memory import KeptMemory, WindowMemory
 from gpustore.loader.window_reads import Part
 
 
@@ -45,15 +47,31 @@ class HostBatches:
         self._arrays, self._conversions, self._layouts = arrays, conversions, layouts
         self._library, self._statistics = library, statistics
         self._numbers_volumes = numbers_volumes
+        self._kept = KeptMemory()
         self._given = self._library_arrays()
 
     @property
     def source_stream(self) -> None:
         """Stream for which windows are read: none."""
 
-    def iteration(self, kept_nbytes: int) -> AbstractContextManager[None]:
-        """Return the block in which batches of an iteration are made; nothing is kept for it."""
-        return nullcontext()
+    @contextmanager
+    def iteration(self, window_nbytes: int) -> Iterator[WindowMemory]:
+        """Make batches of one iteration in the block, of windows in the memory that it gets.
+
+        Parameters
+        ----------
+        window_nbytes : int
+            Most bytes of windows.
+        """
+        memory = WindowMemory(window_nbytes, self._kept)
+        try:
+            yield memory
+        finally:
+            memory.end(self._kept)
+
+    def close(self) -> None:
+        """Drop the memory that is kept for the next iteration."""
+        self._kept.take()
 
     def made(self, count: int, parts: Iterable[Part]) -> Batch:
         """Return the batch of the patches of some parts of windows, which are waited for.
@@ -65,8 +83,10 @@ class HostBatches:
         parts : iterable of Part
             Each is dropped before the next is taken.
         """
+        empty = registry.public("backends.host.memory", "empty")
         arrays = [
-            np.empty((count, *self._layouts[one.name].shape), self._conversions[one.name].dtype)
+            # Memory of batches that the program has dropped is used again.
+            empty((count, *self._layouts[one.name].shape), self._conversions[one.name].dtype).array
             for one in self._arrays
         ]
         rooms = [

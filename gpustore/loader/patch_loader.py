@@ -448,8 +448,9 @@ class PatchLoader:
         return self._statistics.snapshot()
 
     def close(self) -> None:
-        """End the thread and drop all batches; a later iteration begins anew."""
+        """End the thread and drop all batches and memory; a later iteration begins anew."""
         self._end()
+        self._batches.close()
 
     def __enter__(self) -> Self:
         return self
@@ -514,7 +515,7 @@ class PatchLoader:
             replaces=self._on_damage == "replace",
             statistics=self._statistics,
         )
-        with self._batches.iteration(room // 2):
+        with self._batches.iteration(room) as memory:
             reads = WindowReads(
                 windows,
                 room,
@@ -522,6 +523,7 @@ class PatchLoader:
                 replacements,
                 self._check_unchanged,
                 self._batches.source_stream,
+                memory,
             )
             try:
                 for number in numbers:

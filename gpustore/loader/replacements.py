@@ -71,7 +71,7 @@ class Replacements:
                 rows,
                 self._edge,
             )
-            one.begin(stream)
+            one.begin(stream, None)
             try:
                 for array in one.arrays:
                     array.result()

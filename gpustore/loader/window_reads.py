@@ -17,6 +17,7 @@ from gpustore.loader.order import PatchOrder, Window
 from gpustore.loader.replacements import Replacements
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
+from gpustore.loader.window_memory import WindowMemory
 
 Integers = NDArray[np.int64]
 
@@ -42,6 +43,8 @@ class WindowReads:
         the arrays that were opened.
     stream : object
         Stream of a device for which they are read; None in host memory.
+    memory : WindowMemory or None
+        Memory that they are read into; None on a device.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class WindowReads:
         replacements: Replacements,
         check: Callable[[FetchedWindow], None],
         stream: Any,
+        memory: WindowMemory | None,
     ) -> None:
         self._stream = stream
+        self._memory = memory
         self._left, self._nbytes, self._statistics = windows, nbytes, statistics
         self._replacements, self._check = replacements, check
         self._following: FetchedWindow | None = None
@@ -99,12 +104,12 @@ class WindowReads:
         self._left.close()
         self._following = None
         while self._begun:
-            self._done(self._begun.popleft())
+            self._drop_first()
 
     def _window(self) -> FetchedWindow:
         """Return the window of the next patch; earlier ones are dropped, and the next begun."""
         if self._begun and self._at == len(self._begun[0].numbers):
-            self._done(self._begun.popleft())
+            self._drop_first()
             self._at = 0
         if len(self._begun) < 2:
             with self._statistics.planning():
@@ -121,13 +126,16 @@ class WindowReads:
         if following is not None and following.nbytes + self._begun[0].nbytes <= self._nbytes:
             self._begin(following)
 
+    def _drop_first(self) -> None:
+        window = self._begun.popleft()
+        self._statistics.end_window(window)
+        if self._memory is not None and window.is_read:
+            window.give(self._memory)
+
     def _begin(self, window: FetchedWindow) -> None:
         self._following = None
-        self._statistics.begin_reads(window.begin(self._stream))
+        self._statistics.begin_reads(window.begin(self._stream, self._memory))
         self._begun.append(window)
-
-    def _done(self, window: FetchedWindow) -> None:
-        self._statistics.end_window(window)
 
 
 def windows_of(
