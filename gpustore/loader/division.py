@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.loader.order import Window
+from gpustore.loader.strata import order_by
 
 Integers = NDArray[np.int64]
 
@@ -89,7 +90,7 @@ class Division:
         number = np.arange(begin, min(end, self.total))
         batch = number // self.size
         row = np.empty_like(number)
-        row[np.lexsort((strata(number), batch))] = number
+        row[order_by(batch - batch[:1], strata(number))] = number
         count = np.minimum(self.size, self.total - batch * self.size)
         row -= batch * self.size + count * self.rank // self.world
         size = count * (self.rank + 1) // self.world - count * self.rank // self.world

