@@ -236,6 +236,30 @@ def read_of_a_staged_key(api: ModuleType, folder: Path) -> object:
     return [store["key"]]
 
 
+def commit_after_a_change_by_others(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = api.KvStore.open("memory://").result()
+    transaction = api.Transaction(repeatable_read=True)
+    staged = store.with_transaction(transaction)
+    staged.read("a").result()
+    staged["b"] = b"1"
+    store["a"] = b"2"
+    with contextlib.suppress(ValueError):
+        transaction.commit_sync()
+    return store.list().result()
+
+
+def array_read_of_a_deleted_range(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = made(api)
+    store[0] = 1
+    with api.Transaction() as transaction:
+        staged = store.with_transaction(transaction)
+        staged.kvstore.delete_range(api.KvStore.KeyRange("c/", "c0")).result()
+        staged.read().result()
+    return store.read().result().tolist()
+
+
 def atomic_chunk_of_files(api: ModuleType, folder: Path) -> object:
     spec = {"driver": "zarr3", "kvstore": f"file://{folder}/a/"}
     store = api.open(spec, create=True, dtype="uint8", shape=[3]).result()
@@ -363,6 +387,16 @@ DIFFERENCES = (
         "key that is written, then read, with `repeatable_read`",
         read_of_a_staged_key,
         "TensorStore commits an empty value",
+    ),
+    Difference(
+        "commit that fails because others changed what was read",
+        commit_after_a_change_by_others,
+        "a commit that fails stores nothing, where that is known before",
+    ),
+    Difference(
+        "array read in a transaction that has deleted its chunks by a range of keys",
+        array_read_of_a_deleted_range,
+        "TensorStore's commit then deletes nothing",
     ),
     Difference(
         "atomic transaction over one chunk of files",

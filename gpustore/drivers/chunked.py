@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpustore import registry
 from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
+from gpustore.drivers._explained import explained_crops, explained_read, explained_write
 from gpustore.drivers._metadata_file import MetadataFile
 from gpustore.drivers._remembered import described
 from gpustore.drivers._resizes import Latest, Resized
@@ -41,14 +41,12 @@ from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.preload import preload
-from gpustore.pipelines.read import contiguous, read
+from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
-from gpustore.pipelines.read_many import plan_many, read_many
+from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.reads_under_way import wait_with_others
 from gpustore.pipelines.stored_chunks import stored_chunks
 from gpustore.pipelines.write import write
-from gpustore.planning.chunk_plan import ChunkPlan
-from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cached_attribute import cached_attribute
@@ -280,31 +278,21 @@ class ChunkedDriver:
         return output._replace(stream=self.array.backend.caller_stream(output.stream))
 
     def explain(self, transform: IndexTransform) -> Explanation:
-        """Explain the plan of the read through :mod:`gpustore.explain.estimate`."""
+        """Explain the plan of the read, with the bounds that it will use."""
         driver, transform = self._with_bounds(transform)
-        shape, plans = _planned(driver.reader, transform)
-        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
-        return estimate(driver.reader, plans, [shape])
+        return explained_read(driver.reader, transform)
 
     def explain_write(self, transform: IndexTransform) -> WriteExplanation:
-        """Explain the plan of the write through :mod:`gpustore.explain.write_estimate`."""
+        """Explain the plan of the write, with the bounds that it will use."""
         driver, transform = self._with_bounds(transform)
-        shape, plans = _planned(driver.array, transform)
-        estimate: Callable[..., WriteExplanation] = registry.find("explain", "write_estimate")
-        return estimate(driver.array, plans, shape)
+        return explained_write(driver.array, transform)
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
-        """Explain the plan of the crops through :mod:`gpustore.explain.estimate`."""
+        """Explain the plan of the crops, with the bounds that they will use."""
         driver, transform = self._with_bounds(transform)
-        array = driver.reader
-        checked = check_starts(transform, starts, shape, array.shape)
-        shape = (len(checked), *shape)
-        strides = contiguous(shape, array.dtype.itemsize, "C")
-        plans = plan_many(array, transform, checked, shape[1:], strides)
-        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
-        return estimate(array, plans, [shape], together=len(checked))
+        return explained_crops(driver.reader, transform, starts, shape)
 
     def _with_bounds(self, transform: IndexTransform) -> tuple[ChunkedDriver, IndexTransform]:
         """Return the array that is used, with the bounds stored now if that is asked for."""
@@ -528,14 +516,6 @@ class ChunkedDriver:
                 if any(i >= size for i, size in zip(cell, after)):
                     found.append(key)
         return found
-
-
-def _planned(
-    array: ChunkedArray, transform: IndexTransform
-) -> tuple[tuple[int, ...], list[tuple[ChunkedArray, ChunkPlan]]]:
-    """Return the shape of an array for the domain of a transform, in C order, and its plans."""
-    shape = tuple(transform.domain.shape)
-    return shape, array.plans(transform, contiguous(shape, array.dtype.itemsize, "C"))
 
 
 def _cells_outside(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

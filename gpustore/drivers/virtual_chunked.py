@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,6 +31,7 @@ from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
 from gpustore.drivers._cells import shifted
+from gpustore.drivers._explained import explained_crops, explained_read, explained_write
 from gpustore.drivers._setting import setting_of
 from gpustore.drivers.base import (
     Driver,
@@ -53,13 +54,12 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.object_type import OBJECT_CODECS, empty_object, is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.preload import preload
-from gpustore.pipelines.read import contiguous, read
+from gpustore.pipelines.read import read
 from gpustore.pipelines.read_batch import read_in_batch
-from gpustore.pipelines.read_many import plan_many, read_many
+from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.pipelines.staged_writes import staged_write
 from gpustore.pipelines.write import write
-from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.buffer import Buffer
@@ -239,31 +239,17 @@ class VirtualChunkedDriver(Unresizable):
 
     def explain(self, transform: IndexTransform) -> Explanation:
         """Explain the plan of the read."""
-        shape = tuple(transform.domain.shape)
-        strides = contiguous(shape, self.array.dtype.itemsize, "C")
-        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
-        return estimate(self.array, self.array.plans(self._inside(transform), strides), [shape])
+        return explained_read(self.array, self._inside(transform))
 
     def explain_write(self, transform: IndexTransform) -> WriteExplanation:
         """Explain the plan of the write."""
-        shape = tuple(transform.domain.shape)
-        plans = self.array.plans(
-            self._inside(transform), contiguous(shape, self.array.dtype.itemsize, "C")
-        )
-        estimate: Callable[..., WriteExplanation] = registry.find("explain", "write_estimate")
-        return estimate(self.array, plans, shape)
+        return explained_write(self.array, self._inside(transform))
 
     def explain_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
         """Explain the plan of the crops."""
-        array, inside = self.array, self._inside(transform)
-        checked = check_starts(inside, starts, shape, array.shape)
-        all_of_them = (len(checked), *shape)
-        strides = contiguous(all_of_them, array.dtype.itemsize, "C")
-        plans = plan_many(array, inside, checked, shape, strides)
-        estimate: Callable[..., Explanation] = registry.find("explain", "estimate")
-        return estimate(array, plans, [all_of_them], together=len(checked))
+        return explained_crops(self.array, self._inside(transform), starts, shape)
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Store the chunks; those of which a part is written are computed first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from gpustore.drivers._layers import Layer, LayerSpec, common_dtype, layer_errors
 from gpustore.drivers.stack import stack_driver
@@ -22,19 +22,21 @@ from gpustore.runtime.context import Context
 from gpustore.schema import Schema
 
 
-def overlay(
-    layers: Iterable[TensorStore | Spec],
-    *,
-    read: bool | None = None,
-    write: bool | None = None,
-    context: Context | None = None,
-    rank: int | None = None,
-    dtype: Any = None,
-    domain: IndexDomain | None = None,
-    shape: Iterable[int] | None = None,
-    dimension_units: Iterable[Any] | None = None,
-    schema: Schema | None = None,
-) -> TensorStore:
+class ViewOptions(TypedDict, total=False):
+    """Keywords of :func:`overlay`, :func:`stack` and :func:`concat`; see :func:`overlay`."""
+
+    read: bool | None
+    write: bool | None
+    context: Context | None
+    rank: int | None
+    dtype: Any
+    domain: IndexDomain | None
+    shape: Iterable[int] | None
+    dimension_units: Iterable[Any] | None
+    schema: Schema | None
+
+
+def overlay(layers: Iterable[TensorStore | Spec], **options: Unpack[ViewOptions]) -> TensorStore:
     """View stores and specs in one domain, later ones on top; nothing is read.
 
     Parameters
@@ -70,23 +72,13 @@ def overlay(
     >>> overlay([first, gpustore.array([5, 6]).translate_to[3]]).read().result()
     array([1, 2, 3, 5, 6])
     """
-    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
-    return _View(layers, context, read, write, said).made()
+    return _View(layers, "overlay", options).made()
 
 
 def stack(
     layers: Iterable[TensorStore | Spec],
     axis: int = 0,
-    *,
-    read: bool | None = None,
-    write: bool | None = None,
-    context: Context | None = None,
-    rank: int | None = None,
-    dtype: Any = None,
-    domain: IndexDomain | None = None,
-    shape: Iterable[int] | None = None,
-    dimension_units: Iterable[Any] | None = None,
-    schema: Schema | None = None,
+    **options: Unpack[ViewOptions],
 ) -> TensorStore:
     """View stores and specs one after the other along a new dimension; nothing is read.
 
@@ -117,8 +109,7 @@ def stack(
            [2, 4]])
     """
     axis = operator.index(axis)
-    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
-    view = _View(_some(layers, "stack"), context, read, write, said)
+    view = _View(layers, "stack", options)
     if view.rank == MAX_RANK:
         raise MetadataError(f"stack would exceed maximum rank of {MAX_RANK}")
     at = _dimension(axis, view.rank + 1)
@@ -131,16 +122,7 @@ def stack(
 def concat(
     layers: Iterable[TensorStore | Spec],
     axis: int | str,
-    *,
-    read: bool | None = None,
-    write: bool | None = None,
-    context: Context | None = None,
-    rank: int | None = None,
-    dtype: Any = None,
-    domain: IndexDomain | None = None,
-    shape: Iterable[int] | None = None,
-    dimension_units: Iterable[Any] | None = None,
-    schema: Schema | None = None,
+    **options: Unpack[ViewOptions],
 ) -> TensorStore:
     """View stores and specs one after the other along one of their dimensions; nothing is read.
 
@@ -173,8 +155,7 @@ def concat(
     """
     if not isinstance(axis, str):
         axis = operator.index(axis)
-    said = _constraints(rank, dtype, domain, shape, dimension_units, schema)
-    view = _View(_some(layers, "concat"), context, read, write, said)
+    view = _View(layers, "concat", options)
     at = view.dimension_of(axis) if isinstance(axis, str) else _dimension(axis, view.rank)
     moved = view.transforms[:1]
     for transform in view.transforms[1:]:
@@ -200,25 +181,28 @@ class _View:
     def __init__(
         self,
         layers: Iterable[TensorStore | Spec],
-        context: Context | None,
-        read: bool | None,
-        write: bool | None,
-        constraints: Schema,
+        name: str,
+        options: ViewOptions,
     ) -> None:
+        for wrong in options.keys() - ViewOptions.__annotations__.keys():
+            raise TypeError(f"{name}() got an unexpected keyword argument {wrong!r}")
+        context = options.get("context")
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
         self.context = context or Context()
-        self.read, self.write = read, write
+        self.read, self.write = options.get("read"), options.get("write")
         self.layers: list[Layer] = []
         given = _listed(layers)
+        if not given and name != "overlay":
+            raise MetadataError(f"At least one layer must be specified for {name}")
         for number, one in enumerate(given):
             if isinstance(one, TensorStore):
                 self.layers.append(Layer(one._transform, one._driver))
                 continue
             with layer_errors(number):
                 self.layers.append(_unopened(one, self.context))
-        self.constraints = constraints
-        self.constraints.set_dtype(common_dtype(self.layers, constraints.dtype))
+        self.constraints = _constraints(options)
+        self.constraints.set_dtype(common_dtype(self.layers, self.constraints.dtype))
         self.transforms = [layer.transform for layer in self.layers]
         domains = [transform.domain for transform in self.transforms]
         self.rank = domains[0].rank if domains else 0
@@ -271,13 +255,6 @@ class _View:
         return TensorStore._of(driver, IndexTransform(driver.domain))
 
 
-def _some(layers: Iterable[TensorStore | Spec], of: str) -> Sequence[TensorStore | Spec]:
-    listed = _listed(layers)
-    if not listed:
-        raise MetadataError(f"At least one layer must be specified for {of}")
-    return listed
-
-
 def _listed(layers: Iterable[TensorStore | Spec]) -> Sequence[TensorStore | Spec]:
     if isinstance(layers, TensorStore | Spec):
         raise TypeError(f"layers: expected a sequence of stores, but received: {layers!r:.200}")
@@ -299,25 +276,14 @@ def _unopened(given: Spec, context: Context) -> Layer:
     return Layer(transform, None, spec, context)
 
 
-def _constraints(
-    rank: int | None,
-    dtype: Any,
-    domain: IndexDomain | None,
-    shape: Iterable[int] | None,
-    dimension_units: Iterable[Any] | None,
-    schema: Schema | None,
-) -> Schema:
-    """Return the keywords as a schema."""
-    keywords = {
-        "rank": rank,
-        "dtype": dtype,
-        "domain": domain,
-        "shape": shape,
-        "dimension_units": dimension_units,
-        "schema": schema,
+def _constraints(options: ViewOptions) -> Schema:
+    """Return the constraints on a view as a schema."""
+    others = ("read", "write", "context")
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if name not in others and value is not None
     }
     said = Schema()
-    said.update(**{name: value for name, value in keywords.items() if value is not None})
+    said.update(**given)
     return said
 
 
