@@ -20,6 +20,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future, failed
+from gpustore.runtime.statistics import OpenOperation, operation
 from gpustore.runtime.transaction import Transaction, check_transaction
 
 
@@ -200,8 +201,8 @@ def open(
     if batch is not None and not batch._submitted:
         return batch._later(lambda: opening.executor.submit(run, drain=True))
     if opening.may_defer:
-        return Future.deferred(run, opening.executor)
-    return opening.executor.submit(run, drain=True)
+        return operation(lambda: Future.deferred(run, opening.executor), OpenOperation)
+    return operation(lambda: opening.executor.submit(run, drain=True), OpenOperation)
 
 
 def _nothing(store: TensorStore) -> None:

@@ -25,6 +25,7 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
+from gpustore.runtime.statistics import OpenOperation, operation
 from gpustore.strict_json.parsing import Members, from_python
 
 _FORMATS: Final = {"zarr": 2, "zarr2": 2, "zarr3": 3, "auto": None}
@@ -153,8 +154,8 @@ def open_group(
         return create_node(hierarchy, how, whole, given, mode)
 
     if base.driver.is_local and not mode.create:
-        return Future.deferred(run, access.executor)
-    return access.executor.submit(run, drain=True)
+        return operation(lambda: Future.deferred(run, access.executor), OpenOperation)
+    return operation(lambda: access.executor.submit(run, drain=True), OpenOperation)
 
 
 def _place(spec: Any) -> tuple[KvStore.Spec, int | None, str]:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _CANCELLED: Final = BaseException()  # marks the state; each caller gets a CancelledError of its own
 
-_SIGNAL_S: Final = 0.25
+_SIGNAL_S: Final = 0.1
 
 _CALL_RESULT: Final = "call .result() first, or await it"
 
@@ -157,7 +157,7 @@ class Future(Generic[T]):
 
     @property
     def statistics(self) -> Statistics:
-        """Counters of the work that a read or write has done so far; complete once it is done.
+        """Counters of the work that a read, write or opening has done; complete once it is done.
 
         Chunks that a Batch or ``read_many`` fetches and decodes once for several reads count once:
         reads that a Batch joins share one Statistics object. What other reads or writes under way

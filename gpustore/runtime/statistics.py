@@ -183,6 +183,13 @@ class WriteOperation(Operation):
     kind = "write"
 
 
+class OpenOperation(Operation):
+    """Statistics of an opening, with all that it reads and creates."""
+
+    __slots__ = ()
+    kind = "opening"
+
+
 class _ProcessStatistics(Statistics):
     """Statistics of the process; amounts count for the operation of the calling thread too."""
 

@@ -37,7 +37,8 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
     codec : CodecSpec, str, mapping or sequence
         A spec with or without its class; a word of :data:`CODEC_WORDS`; or the JSON of codecs in
         the form of any format: ``{"name": "zstd"}``, a list of such objects or words, a compressor
-        ``{"id": "zstd"}``, or a compression of N5 ``{"type": "zstd"}``.
+        ``{"id": "zstd"}``, or a compression of N5 ``{"type": "zstd"}``. In Zarr v2 also a list of
+        filters, and behind them the compressor: ``[{"id": "delta", "dtype": "<u2"}, "zstd"]``.
     driver : {"zarr", "zarr2", "zarr3", "n5"}
         Format of the array.
     itemsize : int
@@ -70,12 +71,31 @@ def codec_spec(codec: Any, driver: str, itemsize: int) -> CodecSpec:
         raise MetadataError(f'arrays of the driver "{driver}" have no codecs')
     elif isinstance(codec, Mapping) and "id" in codec:
         spec, notes = {"driver": "zarr", "compressor": dict(codec)}, []
+    elif isinstance(codec, Sequence) and any(
+        isinstance(one, Mapping) and "id" in one for one in codec
+    ):
+        spec, notes = _filters_and_compressor(codec, itemsize), []
     else:
         compressor, notes = compressor_of(_codecs(codec, itemsize)[0])
         spec = {"driver": "zarr", "compressor": compressor}
     if notes:
         raise MetadataError(f"{notes[0].partition(':')[0]}; codec: {codec!r:.200}")
     return CodecSpec(spec)
+
+
+def _filters_and_compressor(codec: Sequence[Any], itemsize: int) -> dict[str, Any]:
+    """Return the codec spec of Zarr v2 for a list of filters with the compressor behind them."""
+    *filters, last = codec
+    if isinstance(last, str):
+        compressor, _ = compressor_of(codecs_named(last, itemsize))
+    elif isinstance(last, Mapping) and last.get("id") in COMPRESSORS:
+        compressor = dict(last)
+    else:
+        filters, compressor = [*filters, last], None
+    wrong = [one for one in filters if not (isinstance(one, Mapping) and "id" in one)]
+    if wrong:
+        raise MetadataError(f'expected a filter of Zarr v2, {{"id": ...}}, got {wrong[0]!r:.200}')
+    return {"driver": "zarr", "filters": [dict(one) for one in filters], "compressor": compressor}
 
 
 def _of_n5(codec: Any, itemsize: int) -> dict[str, Any]:

@@ -151,6 +151,19 @@ def test_groups_make_arrays_by_the_same_words(zarr_format):
         assert store.domain.labels == ("y", "x")
 
 
+@each("last", ["zstd:3", {"id": "zstd", "level": 3}, None])
+def test_filters_of_zarr_v2_stand_before_the_compressor(last):
+    delta = {"id": "delta", "dtype": VALUES.dtype.str, "astype": VALUES.dtype.str}
+    codec = [delta] if last is None else [delta, last]
+    store = gpustore.create_array(
+        "memory://x/", data=VALUES, codec=codec, zarr_format=2, overwrite=True
+    ).result()
+    found = store.spec().to_json()["metadata"]
+    assert found["filters"] == [delta]
+    assert found["compressor"] == (None if last is None else {"id": "zstd", "level": 3})
+    np.testing.assert_array_equal(store, VALUES)
+
+
 def test_arrays_in_memory_take_the_words():
     store = gpustore.array(VALUES, dims=("y", "x"))
     assert (store.domain.labels, store.spec().to_json()["driver"]) == (("y", "x"), "array")
@@ -173,6 +186,7 @@ def test_arrays_in_memory_take_the_words():
         ("memory://x/", {"units": {"z": "1m"}, "dims": ("y", "x")}, "units name the dimension 'z'"),
         ("memory://x/", {"codec": [{"id": "bz2"}]}, "Zarr v3 has no codec bz2"),
         ("memory://x|zarr2:", {"codec": ["gzip", "zstd"]}, "Zarr v2 cannot encode as gzip, zstd"),
+        ("memory://x|zarr2:", {"codec": ["gzip", {"id": "zstd"}]}, "expected a filter of Zarr v2"),
         ("memory://x|n5:", {"shards": 4}, "N5 has no shards"),
         ("memory://x|n5:", {"codec": ["zstd", "gzip"]}, "N5 has no such compression"),
     ],

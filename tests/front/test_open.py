@@ -654,3 +654,13 @@ def test_helpers_see_a_difference(tmp_path):
 def test_an_array_in_place_of_a_spec_is_not_taken_for_json(value):
     with pytest.raises(TypeError, match=r"expected a path, .*gpustore\.array makes a store"):
         gpustore.open(value)
+
+
+def test_futures_of_openings_say_so_and_count_their_work(tmp_path):
+    gpustore.save(f"{tmp_path}/a.zarr", np.arange(4))
+    gpustore.open_group(f"{tmp_path}/g.zarr", create=True).result()
+    for begun in (gpustore.open(f"{tmp_path}/a.zarr"), gpustore.open_group(f"{tmp_path}/g.zarr")):
+        assert repr(begun) == "<gpustore.Future of an opening, not begun: call .result()>"
+    made = gpustore.create_array(f"{tmp_path}/b.zarr", data=np.arange(4))
+    made.result()
+    assert made.statistics["writes"] == 1
