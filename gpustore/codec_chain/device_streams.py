@@ -15,6 +15,7 @@ from gpustore.resources.gpu_decode_trust import Distrust
 _ALIGNMENT: Final = 16
 # Least bytes of the guards before, between and behind outputs.
 _PADDING: Final = 32
+_NONE: Final = np.zeros(0, np.int64)
 
 
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
@@ -96,11 +97,27 @@ def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None 
     return outputs
 
 
+def destinations_like(commands: CommandList, outputs: Spans, rows: Integers) -> Spans:
+    """Allocate guarded device memory for further outputs of the same sizes, of the same rows."""
+    first, last = int(outputs.address[0]), int(outputs.address[-1])
+    total = _PADDING + last - first + pitch_of(int(outputs.nbytes[-1]))
+    address = commands.scratch(total)
+    starts = outputs.address.view(np.int64) + (address + _PADDING - first)
+    found = Spans(starts.view(np.uint64), outputs.nbytes)
+    commands.guard(address, found, address + total, rows)
+    return found
+
+
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
-    """Return streams at multiples of `alignment`, and the copies (from, to) that align them."""
-    (wrong,) = (src.address % np.uint64(alignment)).nonzero()
-    begin = end = src.take(wrong)
-    if len(wrong):
+    """Return streams at multiples of `alignment`, and the copies (from, to) that align them.
+
+    Alignments are powers of 2.
+    """
+    every = int(np.bitwise_or.reduce(src.address))
+    begin = end = src.take(_NONE)
+    if every & (alignment - 1):
+        (wrong,) = (src.address & np.uint64(alignment - 1)).nonzero()
+        begin = src.take(wrong)
         end = destinations(commands, begin.nbytes.view(np.int64))
         address = src.address.copy()
         address[wrong] = end.address

@@ -160,6 +160,29 @@ def test_a_batch_without_values_asks_for_nothing(bench):
     assert recorded.failures() == {}
 
 
+@pytest.mark.parametrize("room_nbytes", [0, 100, 1 << 12])
+def test_tables_are_made_where_they_are_uploaded_from_as_far_as_they_fit(bench, room_nbytes):
+    room = np.full(1 << 12, 0xEE, np.uint8)
+    none = Spans.contiguous(0, [])
+    commands = CommandList(
+        bench.device, bench.stream, np.zeros(0, np.int64), none, room=room[:room_nbytes]
+    )
+    expected = b""
+    for number, nbytes in enumerate([40, 17, 200, 8]):
+        table, memory = commands.reserve_table(nbytes)
+        assert np.shares_memory(memory, room) == (table.offset + nbytes <= room_nbytes)
+        commands.table(np.full(3, number, "<u4"))
+        memory[:] = number + 10  # Tables may be written late.
+        expected = expected.ljust(table.offset, b"x") + bytes([number + 10]) * nbytes
+        expected = expected.ljust(-(-len(expected) // 16) * 16, b"x")
+        expected += np.full(3, number, "<u4").tobytes()
+    for into in (np.zeros(1 << 12, np.uint8), room):
+        commands.write_tables(into[: commands.table_nbytes].data)
+        found = into[: commands.table_nbytes].tobytes()
+        assert len(found) == len(expected)
+        assert all(one == other for one, other in zip(found, expected) if other != ord("x"))
+
+
 def blosclz(data):
     """The only stream of a Blosc frame of one block."""
     encoded = numcodecs.Blosc("blosclz", 9, 0, blocksize=len(data)).encode(data)

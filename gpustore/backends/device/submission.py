@@ -153,10 +153,9 @@ class Submission:
             chains.setdefault(id(piece.chain), []).append(piece)
         self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
-            counts = np.bincount(group.state, minlength=CACHED_ENCODED + 1).tolist()
-            if counts[FAILED] or counts[CACHED_ENCODED]:
-                is_encoded = group.state == CACHED_ENCODED
-                self._queue(group, ((group.state != FAILED) & ~is_encoded).nonzero()[0])
+            is_encoded, is_failed = group.state == CACHED_ENCODED, group.state == FAILED
+            if is_encoded.any() or is_failed.any():
+                self._queue(group, (~is_failed & ~is_encoded).nonzero()[0])
                 self._queue(group, is_encoded.nonzero()[0])
             else:
                 self._queue(group, np.arange(len(group.state)))
@@ -222,7 +221,9 @@ class Submission:
         state, start, nbytes, known = group.state, group.start, group.nbytes, group.known
         if len(rows) < len(state):
             state = state[rows]
-        encoded, decoded, missing, cached = _of_states(rows, state)
+        encoded, decoded, missing, cached = rows, rows[:0], rows[:0], rows[:0]
+        if state.any():  # Others than ENCODED.
+            encoded, decoded, missing, cached = _of_states(rows, state)
         if len(encoded) < len(start):
             start, nbytes = start[encoded], nbytes[encoded]
             known = None if known is None else known.take(encoded)

@@ -20,7 +20,13 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.device_streams import aligned, destinations, pitch_of, unfit
+from gpustore.codec_chain.device_streams import (
+    aligned,
+    destinations,
+    destinations_like,
+    pitch_of,
+    unfit,
+)
 from gpustore.codecs._deflate_columns import (
     ZLIB_CHECKSUM_NBYTES,
     ZLIB_HEADER_NBYTES,
@@ -143,7 +149,7 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
         if unfit(device, codec, most_nbytes, commands.distrust) is not None:
             return False
     outputs = destinations(commands, nbytes, commands.rows)
-    joined = destinations(commands, nbytes, commands.rows) if found.shuffle else outputs
+    joined = destinations_like(commands, outputs, commands.rows) if found.shuffle else outputs
     copies, copies_memory = commands.reserve_table(32 * found.stored)
     table, memory = commands.reserve_table(32 * found.compressed)
     shuffled, shuffled_memory = commands.reserve_table(32 * found.blocks * bool(found.shuffle))

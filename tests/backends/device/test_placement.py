@@ -5,9 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from gpustore.backends.device.placement import Part, Places, parts, place, place_fill
+from gpustore.backends.device.placement import (
+    Part,
+    Places,
+    TablePlaces,
+    joined,
+    order_of,
+    parts,
+    place,
+    place_fill,
+)
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Spans
+from gpustore.planning.row_table import RowTable
 from tests.device_memory import bench_of
 from tests.emulator.device import EmulatedDevice
 from tests.kernels.execution import needs_compiler
@@ -182,3 +192,27 @@ def test_types_of_several_units_are_copied_in_parts():
         assert parts(dtype) == (Part(0, dtype.itemsize, unit),)
     record = np.dtype([("a", ">u2"), ("b", ">u4", (3,))])
     assert parts(record) == (Part(0, 2, 2), Part(2, 4, 4, (3,), (4,)))
+
+
+def test_places_of_rows_that_follow_one_another_are_made_once():
+    """Pieces of threads that took rows of one table, joined in any order."""
+    columns = np.arange(24).reshape(6, 4)
+    words = np.concatenate(([*range(7)], np.arange(6), columns.T.ravel()))
+    table = RowTable(words, units=6, rows=6, regions=6, rank=1, input_rank=2)
+    strides = [(8, 1)], [(80, 10)]
+
+    def part(lo, hi):
+        return TablePlaces(table, lo, hi, strides, 3, [1000], np.dtype("u1"), by_element=False)
+
+    whole = part(0, 6).made()
+    assert whole.src.tolist() == (columns[:, 0] + 3).tolist()
+    assert whole.dst.tolist() == (columns[:, 1] + 1000).tolist()
+    assert whole.count.tolist() == columns[:, 2:].T.tolist()
+    pieces = [part(4, 6), part(0, 3), part(3, 4)]
+    for some in (sorted(pieces, key=order_of), [part(0, 3), whole.take(np.array([3, 4, 5]))]):
+        found = joined(some)
+        for name in ("first", "src", "dst", "count"):
+            assert getattr(found, name).tolist() == getattr(whole, name).tolist(), name
+    apart = joined([part(0, 2), part(4, 6)])
+    assert apart.src.tolist() == whole.src[[0, 1, 4, 5]].tolist()
+    assert part(2, 5).take(np.array([2, 0])).dst.tolist() == whole.dst[[4, 2]].tolist()
