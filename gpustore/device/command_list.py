@@ -564,20 +564,22 @@ class CommandList:
         results : int
             Address of :attr:`result_nbytes` bytes at a multiple of 16.
         """
-        nbytes = self.result_nbytes
+        nbytes, count = self.result_nbytes, self._guards.count
         if nbytes:
             self._device.fill(results, UNWRITTEN, nbytes, self._stream)
-        table = np.uint64(tables + self._guard_table)
-        self._launch_guards("gs::fill_guards", table)
+        guards: list[Argument] = []
+        if count:
+            guards = [np.uint64(tables + self._guard_table), np.uint32(count), np.uint32(GUARD)]
+            self._launch_guards("gs::fill_guards", guards)
         for step in self._steps:
             step(self._stream, tables, results)
-        self._launch_guards("gs::check_guards", table, np.uint64(results + self._guard_result))
+        if count:
+            guards.append(np.uint64(results + self._guard_result))
+            self._launch_guards("gs::check_guards", guards)
 
-    def _launch_guards(self, expression: str, table: Argument, *result: Argument) -> None:
-        if count := self._guards.count:
-            kernel = self._device.kernel("guard", expression)
-            arguments = [table, np.uint32(count), np.uint32(GUARD), *result]
-            self._device.launch(kernel, self._guards.blocks, arguments, self._stream)
+    def _launch_guards(self, expression: str, arguments: Sequence[Argument]) -> None:
+        kernel = self._device.kernel("guard", expression)
+        self._device.launch(kernel, self._guards.blocks, arguments, self._stream)
 
     def release(self) -> None:
         """Free scratch memory, behind the steps in stream order. May be called again."""
@@ -586,7 +588,7 @@ class CommandList:
 
     def failures(self, results: memoryview) -> dict[int, str]:
         """Return rows that did not decode, with reasons, from the results in host memory."""
-        found = np.frombuffer(results, np.uint8, self.result_nbytes)
+        found: NDArray[np.uint8] = np.frombuffer(results, np.uint8)
         failed: dict[int, str] = {}
         checks = self._checks
         if self._guards.count:

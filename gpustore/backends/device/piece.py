@@ -144,10 +144,17 @@ def renumbered(report: Report, rows: Integers) -> Report:
 
 
 class Group:
-    """Pieces of one chain, as columns of all their rows."""
+    """Pieces of one chain, as columns of all their rows.
+
+    Attributes
+    ----------
+    last_state : int
+        Highest of the states of the rows.
+    """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        pieces = sorted(pieces, key=lambda piece: order_of(piece.places))
+        if len(pieces) > 1:
+            pieces = sorted(pieces, key=lambda piece: order_of(piece.places))
         self.pieces = pieces
         self.chain = pieces[0].chain
         self.edges: Integers = np.array([*itertools.accumulate(map(len, pieces), initial=0)])
@@ -160,6 +167,7 @@ class Group:
             self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
             self.state = np.concatenate([piece.state for piece in pieces])
             self.known = self._known()
+        self.last_state = int(self.state.max())
 
     def _known(self) -> KnownHeaders | None:
         """Return the headers of all pieces that the core has read; None without any."""

@@ -138,7 +138,7 @@ class Submission:
         self._uploaded = 0
         self._is_queued = False
         self._groups: list[Group] = []
-        self._parts: list[tuple[Group, CommandList, int]] = []
+        self._parts: list[tuple[Group, CommandList, int, int]] = []
         self.event: Event | None = None
         self._kept: list[_Kept] = []
         self._unkept: list[_Kept] = []
@@ -153,12 +153,12 @@ class Submission:
             chains.setdefault(id(piece.chain), []).append(piece)
         self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
-            is_encoded, is_failed = group.state == CACHED_ENCODED, group.state == FAILED
-            if is_encoded.any() or is_failed.any():
-                self._queue(group, (~is_failed & ~is_encoded).nonzero()[0])
-                self._queue(group, is_encoded.nonzero()[0])
-            else:
+            if group.last_state < FAILED:  # Nor are any cached.
                 self._queue(group, np.arange(len(group.state)))
+                continue
+            is_encoded = group.state == CACHED_ENCODED
+            self._queue(group, ((group.state != FAILED) & ~is_encoded).nonzero()[0])
+            self._queue(group, is_encoded.nonzero()[0])
         if self._is_queued:
             self.event = self._device.record(self.buffer.stream)
 
@@ -222,7 +222,7 @@ class Submission:
         if len(rows) < len(state):
             state = state[rows]
         encoded, decoded, missing, cached = rows, rows[:0], rows[:0], rows[:0]
-        if state.any():  # Others than ENCODED.
+        if group.last_state > ENCODED:
             encoded, decoded, missing, cached = _of_states(rows, state)
         if len(encoded) < len(start):
             start, nbytes = start[encoded], nbytes[encoded]
@@ -415,7 +415,7 @@ class Submission:
         device, buffer = self._device, self.buffer
         stream = buffer.stream
         if not commands.launches:
-            self._parts.append((group, commands, 0))
+            self._parts.append((group, commands, 0, 0))
             return
         table_nbytes, result_nbytes = commands.table_nbytes, commands.result_nbytes
         tables = buffer.reserve_table(table_nbytes)
@@ -434,12 +434,12 @@ class Submission:
             device.download(here, buffer.pinned, results, result_nbytes, stream)
             counts |= {"copies": 2, "bytes_to_host": result_nbytes}
         STATISTICS.add(**counts)
-        self._parts.append((group, commands, results))
+        self._parts.append((group, commands, results, result_nbytes))
 
     @property
     def is_whole(self) -> bool:
         """Whether no row is known to be left to the host, or to have failed."""
-        for _, commands, _ in self._parts:
+        for _, commands, *_ in self._parts:
             if commands.fallbacks:
                 return False
         return not any([piece.errors for piece in self.pieces])
@@ -456,10 +456,9 @@ class Submission:
             self.synchronize()
             waits = 1
         left: dict[int, list[Integers]] = {}
-        for group, commands, results in self._parts:
+        for group, commands, results, nbytes in self._parts:
             found = dict(commands.fallbacks)
             failed: dict[int, str] = {}
-            nbytes = commands.result_nbytes
             if nbytes:
                 failed = commands.failures(self.buffer.view(results, nbytes))
                 found.update(failed)
