@@ -181,9 +181,11 @@ _FULFILLED: Final = "fulfilled"
 def constraints_of(format_: Format, metadata: Any) -> Any:
     """Return constraints that only `metadata` fulfil: one object for all arrays that have them."""
     known = metadata.derived.get(_CONSTRAINTS)
-    if known is None or known[0] != format_:
-        known = metadata.derived[_CONSTRAINTS] = format_, format_.constraints_of(metadata)
-    return known[1]
+    # Copies with another shape share what is derived.
+    if known is None or known[0]() is not metadata or known[1] != format_:
+        found = format_.constraints_of(metadata)
+        known = metadata.derived[_CONSTRAINTS] = weakref.ref(metadata), format_, found
+    return known[2]
 
 
 def validate(format_: Format, constraints: Any, metadata: Any) -> None:
@@ -195,10 +197,12 @@ def validate(format_: Format, constraints: Any, metadata: Any) -> None:
         If the metadata do not fulfil them.
     """
     known = metadata.derived.get(_FULFILLED)
-    if known is not None and known[0] is constraints and known[1] == format_:
-        return
+    if known is not None and known[0]() is metadata:
+        _, same_constraints, same_format = known
+        if same_constraints is constraints and same_format == format_:
+            return
     format_.validate(constraints, metadata)
-    metadata.derived[_FULFILLED] = constraints, format_
+    metadata.derived[_FULFILLED] = weakref.ref(metadata), constraints, format_
 
 
 # --------------------------------------------------------------------------- constraints

@@ -215,10 +215,10 @@ class ChunkedDriver:
         """Return a spec that opens or creates the array again."""
         if minimal:
             return self.origin.respec(self, None)
-        metadata = self.metadata
+        metadata = self.latest.metadata  # A spec with an old shape would not match.
         field = self.file.format.attributes_place.field
         if field and "attributes" in vars(self):
-            # As changed through the array: a spec with the old attributes would not match.
+            # As changed through the array.
             metadata = replace(metadata, **{field: self.attributes.asdict()})
         return self.origin.respec(self, metadata)
 
@@ -227,6 +227,13 @@ class ChunkedDriver:
         """Whether operations use the bounds stored now, in place of those of :attr:`metadata`."""
         read_at = self.read_at
         return self.recheck > read_at or (read_at < Latest.at and self._resized() is not None)
+
+    @property
+    def latest(self) -> ChunkedDriver:
+        """The array with the shape that it was given last in its context; no I/O."""
+        if self.read_at >= Latest.at or self._resized() is None:
+            return self
+        return self.resolve(-math.inf)
 
     def _resized(self) -> Resized | None:
         """Return the shape that the array was given later in its context, by another object."""
