@@ -227,7 +227,7 @@ def _is_tried_again(test: Any, config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Leave out five of six cells, or have ``-m long`` select whole matrices."""
+    """Leave out nine of ten cells, or have ``-m long`` select whole matrices."""
     matrices: dict[tuple[Any, str], list[Any]] = defaultdict(list)
     is_long = "long" in config.option.markexpr
     for item in items:

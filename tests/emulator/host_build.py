@@ -89,7 +89,12 @@ def _kept(name, made_of, compile_to):
         fcntl.flock(lock, fcntl.LOCK_EX)  # Who comes second waits instead of compiling it too.
         if library.exists():
             return library
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with (
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            # Under a sanitizer's allocator the compiler takes up to twice as long.
+            patch.delenv("LD_PRELOAD", raising=False)
             made = Path(scratch) / "made.so"
             compile_to(made)
             made.rename(library)

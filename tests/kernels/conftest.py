@@ -18,9 +18,9 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    """Of changed kernels the quick tests run first: one that fails is enough."""
+    """Of changed kernels the quick tests run first, matrices last: one that fails is enough."""
     if os.environ.get("KERNEL_FOLDER"):
-        items.sort(key=lambda item: hasattr(item.obj, "hypothesis"))
+        items.sort(key=lambda item: (hasattr(item.obj, "axes"), hasattr(item.obj, "hypothesis")))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -194,10 +194,12 @@ def test_tiles_of_every_rank(rank):
     shape = (*[3] * (rank - 2), 9, 8)
     values = np.arange(np.prod(shape)).astype("u2").reshape(shape).swapaxes(-1, -2)
     cut = (*[slice(0, 2)] * (rank - 2), slice(None), slice(None))
-    got = np.zeros(values[cut].shape, "f4")
+    whole = np.zeros([size + 1 for size in values[cut].shape], "f4")
+    got = whole[tuple(slice(size) for size in values[cut].shape)]
     (expression,) = cast(values[cut], got)
     assert expression == "gs::cast_tiled<gs::u16, gs::f32, 32>"
     assert (got == values[cut]).all()
+    assert np.count_nonzero(whole) == np.count_nonzero(values[cut])
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 9])

@@ -20,6 +20,9 @@ CORE = "gpustore/backends/native/core.native.so"
 NO_COMPILER = {"CXX": "/nonexistent/c++"}
 FAILING_COMPILER = {"CXX": f"{sys.executable} -c 'raise SystemExit(\"this fails\")'"}
 
+QUICKLY = {"GPUSTORE_NATIVE": "require", "CXXFLAGS": "-O0"}
+"""Compiles the core; how well is not asked here."""
+
 needs_compiler = pytest.mark.skipif(
     shutil.which("c++") is None and not os.environ.get("KERNELS_MUST_RUN"),
     reason="no C++ compiler",
@@ -132,7 +135,7 @@ def check_contents(names):
 @pytest.mark.matrix("costly")
 @needs_compiler
 def test_the_wheel_brings_its_kernels_and_the_compiled_core(checkout, tmp_path):
-    wheel, warnings = build_wheel(checkout, tmp_path, editable=False, GPUSTORE_NATIVE="require")
+    wheel, warnings = build_wheel(checkout, tmp_path, editable=False, **QUICKLY)
     assert warnings == ""
     # One wheel for all versions of Python on this kind of machine.
     assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl")
@@ -204,7 +207,7 @@ def test_a_build_refuses_another_word(checkout, tmp_path):
 def test_an_editable_install_compiles_the_core_into_the_package(checkout, tmp_path):
     told = "import gpustore; print(gpustore.native_core().in_use)"
     try:
-        wheel, _ = build_wheel(checkout, tmp_path, editable=True, GPUSTORE_NATIVE="require")
+        wheel, _ = build_wheel(checkout, tmp_path, editable=True, **QUICKLY)
         site = tmp_path / "site"
         assert not any(name.endswith(".so") for name in unpack(wheel, site))
         assert run_installed(site, tmp_path, told) == "True\n"

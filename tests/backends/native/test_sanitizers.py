@@ -90,5 +90,5 @@ def _core_with(planted, sanitizer, folder):
     header.write_text(f"#include <cstdlib>\n{text}")
     core = folder / "core.native.so"
     compile_core = runpy.run_path(str(folder / "hatch_build.py"))["compile_core"]
-    compile_core(core, *host_build.SANITIZER_FLAGS[sanitizer])
+    compile_core(core, *host_build.SANITIZER_FLAGS[sanitizer], "-O0")
     return core
