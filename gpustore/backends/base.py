@@ -354,7 +354,7 @@ class Backend(Protocol):
     name: str
 
     device: str
-    """Where its arrays live: ``"cpu"``, or ``"cuda:N"``."""
+    """Memory space of the arrays: ``"cpu"``, or ``"cuda:N"``."""
 
     buffers_blocks: bool
     """Value of :attr:`gpustore.planning.block.Block.buffered` for its reads."""

@@ -1,4 +1,4 @@
-"""What a backend needs to know to downsample elements: :class:`Downsampling`."""
+"""Jobs of backends that downsample elements: :class:`Downsampling`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ weights 1, 3, 3, 1 along an axis. Beyond the edges the last element repeats itse
 
 
 class Downsampling(NamedTuple):
-    """How blocks of an array become one element each.
+    """Reduction of the blocks of an array to one element each.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ _GOLDEN = 0.618033988749895
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What is shown of a level.
+    """Part of a level that is shown.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ _CALLER = 5
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of a copy.
+    """Arguments of a copy.
 
     Attributes
     ----------

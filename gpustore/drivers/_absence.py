@@ -1,4 +1,4 @@
-"""What there is at a path where no array is, for messages."""
+"""Descriptions, for messages, of places that hold no array."""
 
 from __future__ import annotations
 

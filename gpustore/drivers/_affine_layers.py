@@ -45,7 +45,7 @@ _MOST_PLACES: Final = 8
 
 
 class Places(NamedTuple):
-    """Where the boxes of a request begin in the arrays of their layers.
+    """Origins of the boxes of a request in the arrays of their layers.
 
     Attributes
     ----------

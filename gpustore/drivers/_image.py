@@ -73,7 +73,7 @@ class _NoConstraints:
 
 
 class _Meaning:
-    """What caches compare in place of metadata: there is one way to decode an image."""
+    """Stand-in for metadata in caches: there is one way to decode an image."""
 
     free_member = "extra"
 

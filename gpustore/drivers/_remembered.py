@@ -1,4 +1,4 @@
-"""What recent metadata documents and constraints mean, remembered.
+"""Memory of the meanings of recent metadata documents and constraints.
 
 Programs open the same arrays again, and create arrays that are alike; checking takes longer than
 reading. All results are immutable, and depend on the arguments alone.

@@ -62,7 +62,7 @@ class _Parameters:
 
 
 class VirtualChunkedReadParameters(_Parameters):
-    """What a read asks of the function that computes a chunk; see :func:`virtual_chunked`.
+    """Conditions of a read for the function that computes a chunk; see :func:`virtual_chunked`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class VirtualChunkedReadParameters(_Parameters):
 
 
 class VirtualChunkedWriteParameters(_Parameters):
-    """What a write asks of the function that stores a chunk; see :func:`virtual_chunked`.
+    """Conditions of a write for the function that stores a chunk; see :func:`virtual_chunked`.
 
     Attributes
     ----------

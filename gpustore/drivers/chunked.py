@@ -78,7 +78,7 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 class Origin(Protocol):
-    """What an opened driver was made from."""
+    """Setting from which an opened driver was made."""
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:

@@ -65,7 +65,7 @@ NO_SELECTION = Selection()
 
 
 class WholeElements:
-    """What formats without parts of elements share: records and their bytes are none of theirs."""
+    """Answers shared by formats without parts of elements, which have no records."""
 
     __slots__ = ()
 

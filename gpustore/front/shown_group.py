@@ -1,4 +1,4 @@
-"""A group as people see it: :class:`ShownGroup`."""
+"""Texts of a group for people: :class:`ShownGroup`."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class Spec(IndexedView):
 
     @property
     def url(self) -> str:
-        """The spec as a URL, without the parts that no URL has."""
+        """URL of the spec, without the parts that no URL has."""
         return self._driver.url
 
     @property

@@ -36,7 +36,7 @@ _Library = Literal["numpy", "cupy", "torch", "jax"]
 
 
 class TensorStore(ShownArray):
-    """An array that is read and written through an index transform.
+    """Array that is read and written through an index transform.
 
     :func:`gpustore.open` makes it. Indexing does no I/O: it returns another TensorStore for that
     part, and the domain keeps its origin (``store[10:20]`` starts at 10).

@@ -25,10 +25,10 @@ T = TypeVar("T", covariant=True)
 """Type of the result of a Future."""
 
 FutureLike = Union[Future[T], Awaitable[T], T]  # noqa: UP007 - mypy knows no other form
-"""What ``await`` or a Future makes a result of."""
+"""Value, Future or awaitable with a result of type `T`."""
 
 DTypeLike = Union[dtype, str, type, "np.dtype[Any]"]
-"""What names a data type."""
+"""Data type, its name, or a type of NumPy or Python that stands for one."""
 
 DownsampleMethod = Literal["stride", "median", "mode", "mean", "min", "max"]
 """Methods of :func:`gpustore.downsample`."""

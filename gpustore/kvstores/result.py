@@ -107,7 +107,7 @@ class KeyRange:
 
 @dataclass(slots=True, repr=False)
 class TimestampedStorageGeneration:
-    r"""A version of a value, and the time at which it was current.
+    r"""Version of a value, and the time at which it was current.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ MANY_DECODES: Final = 1.6
 """Decodes of a chunk and epoch above which there is advice."""
 
 _DOUBLINGS: Final = 8
-"""Of the window, tried for advice."""
+"""Number of times that the window is doubled in search of advice."""
 
 _SPARSE: Final = 8.0
 """Decoded bytes for each byte of patches from which on there is advice."""

@@ -301,7 +301,7 @@ class FetchedWindow:
 
     @cached_property
     def suspects(self) -> NDArray[np.bool_]:
-        """Which patches may be damaged in an array, once all are read; shape (n,)."""
+        """Mask of patches that may be damaged in an array, once all are read; shape (n,)."""
         found: NDArray[np.bool_] = np.any([one.suspects() for one in self.arrays], axis=0)
         return found
 

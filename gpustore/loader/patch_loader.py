@@ -32,7 +32,7 @@ from gpustore.loader.volumes import Arrays, volumes_of
 from gpustore.loader.window_reads import WindowReads, windows_of
 
 _VERSION: Final = 3
-"""Of states: changes when the same seed gives other patches."""
+"""Version of states, which changes when the same seed gives other patches."""
 
 _LIBRARIES: Final = ("numpy", "cupy", "torch", "jax")
 

@@ -27,7 +27,7 @@ _TYPES: Final = (
 )
 
 _SIGMA: Final = 1 / 8
-"""Of Gaussian weights, for a patch of 1. Source: Isensee et al., nnU-Net (2021), inference."""
+"""Width of Gaussian weights for a patch of 1. Source: Isensee et al., nnU-Net (2021), inference."""
 
 
 class stitch:

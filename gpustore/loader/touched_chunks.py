@@ -15,7 +15,7 @@ from gpustore.loader.volume import PairedArray
 Integers = NDArray[np.int64]
 
 _MOST_CHUNKS: Final = 1 << 30
-"""Of an array whose different chunks are counted."""
+"""Most chunks of an array whose different chunks are counted."""
 
 
 class TouchedChunks:

@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """How a channel is called and shown.
+    """Name and display of a channel.
 
     Attributes
     ----------

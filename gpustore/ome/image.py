@@ -29,7 +29,7 @@ _SLACK: Final = 1 + 1e-6
 
 
 class Image:
-    """An OME-Zarr image; see :func:`gpustore.ome.open`.
+    """OME-Zarr image; see :func:`gpustore.ome.open`.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ _PLACES: Final[Mapping[str | None, int]] = {"time": 0, "channel": 1, "space": 3}
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis of an image.
+    """Axis of an image.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Transformation:
-    """A transformation between two coordinate systems of an image.
+    """Transformation between two coordinate systems of an image.
 
     Attributes
     ----------

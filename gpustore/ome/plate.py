@@ -44,7 +44,7 @@ class Acquisition:
 
 
 class Plate:
-    """A plate of wells; see :func:`gpustore.ome.open`.
+    """Plate of wells; see :func:`gpustore.ome.open`.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class Plate:
 
 
 class Well:
-    """A well of a plate; see :func:`gpustore.ome.open`.
+    """Well of a plate; see :func:`gpustore.ome.open`.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from gpustore.ome.members import at, kind
 
 
 class Problem(NamedTuple):
-    """Something in a file that is not as the specification has it.
+    """Deviation of a file from the specification of OME-Zarr.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of a level, and the elements around it.
+    """Part of a level, with a halo of elements around it.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Tile:
 
     @property
     def core(self) -> Slices:
-        """Where the part lies in what :meth:`read` gives: ``tile.read().result()[tile.core]``."""
+        """Place of the part in the result of :meth:`read`: ``tile.read().result()[tile.core]``."""
         return tuple(
             slice(part.start - all_.start, part.stop - all_.start)
             for part, all_ in zip(self.inner, self.outer, strict=True)

@@ -35,7 +35,7 @@ _OTHER_NAMES: Final = {symbol: name for name, symbol in _SYMBOLS.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of length or time; called, it makes a :class:`Range`.
+    """Unit of length or time; a call makes a :class:`Range` in it.
 
     >>> Unit("micrometer")(10, 40)
     Range(start=10, stop=40, unit=Unit('micrometer'))

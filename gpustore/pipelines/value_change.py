@@ -40,7 +40,7 @@ LONGEST_DELAY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """What writes lay over the value of one key.
+    """Changes that writes lay over the value of one key.
 
     Attributes
     ----------

@@ -310,7 +310,7 @@ def _limited(writes: list[PendingWrite]) -> list[PendingWrite]:
 
 
 Row = tuple[PendingWrite, Layer]
-"""What a write lays over one key."""
+"""A write, and the layer that it lays over one key."""
 
 
 @dataclass(frozen=True, slots=True)

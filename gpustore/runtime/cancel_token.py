@@ -90,7 +90,7 @@ class CancelToken:
 
 
 class _Running(threading.local):
-    """What the current thread works for."""
+    """Token of the task that the current thread runs."""
 
     token = CancelToken()
 

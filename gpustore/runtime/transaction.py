@@ -29,7 +29,7 @@ _AT_ONCE: Final = "as single atomic transaction"
 
 
 class Participant(Protocol):
-    """What is staged in a transaction for one kvstore."""
+    """Changes that a transaction has staged for one kvstore."""
 
     def commit(self) -> Future[None]:
         """Store what is staged."""
@@ -365,7 +365,7 @@ class TransactionExecutor(Executor):
     def submit(
         self, fn: Callable[..., T | Future[T]], /, *args: object, drain: bool = False
     ) -> Future[T]:
-        """As :meth:`Executor.submit`; the Future fails if the transaction is not open."""
+        """Submit a task; the Future fails if the transaction is not open."""
         try:
             return self._transaction._during(lambda: Executor.submit(self, fn, *args, drain=drain))
         except TransactionError as error:
@@ -377,7 +377,7 @@ class TransactionExecutor(Executor):
         then: Callable[[], T | Future[T]],
         **options: Any,
     ) -> Future[T]:
-        """As :meth:`Executor.run_all`; raises TransactionError if the transaction is not open."""
+        """Run tasks; raises TransactionError if the transaction is not open."""
         return self._transaction._during(lambda: Executor.run_all(self, tasks, then, **options))
 
 

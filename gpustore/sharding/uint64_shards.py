@@ -76,7 +76,7 @@ def hash_of(number: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a chunk is: its shard, the minishard in it, and its number."""
+    """Place of a chunk: its shard, the minishard in it, and its number."""
 
     shard: str
     minishard: int

@@ -1,4 +1,4 @@
-"""What a copy needs of its source: :class:`Source`, read region by region."""
+"""Sources of copies: :class:`Source`, an array that is read region by region."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Region = tuple[slice, ...]
 """Part of an array: a slice with ``start`` and ``stop`` along each dimension, counted from 0."""
 
 NOTHING: Final = object()
-"""What :func:`json_value` returns for a value that JSON does not have."""
+"""Result of :func:`json_value` for a value that JSON does not have."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _EXTREMA: Final[dict[str, tuple[Any, np.ufunc]]] = {
     "min": (lambda dtype: np.iinfo(dtype).max, np.minimum),
     "max": (lambda dtype: np.iinfo(dtype).min, np.maximum),
 }
-"""What is replaced by anything of a type, and the better one of two."""
+"""Neutral element of a data type, and the reduction of two elements, by method."""
 
 
 def downsample(elements: NDArray[Any], job: Downsampling, out: NDArray[Any]) -> None:

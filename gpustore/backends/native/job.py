@@ -28,7 +28,7 @@ SLICE_NS: Final = 20_000_000
 TAKEN: Final = 0
 AGAIN: Final = 1
 ENDED: Final = 2
-"""What became of one call of :meth:`Job.read`."""
+"""Results of :meth:`Job.read`."""
 
 DONE: Final = 1
 MISSING: Final = 2

@@ -1,4 +1,4 @@
-"""What a transaction stages for one key: a value, a deletion, or layers of partial writes.
+"""Changes that a transaction stages for one key: a value, a deletion, or layers of partial writes.
 
 Layers are kept until somebody needs the value, a reader or the commit. What a reader saw is kept as
 long as the stored value does not change, and later layers are laid over it for the next reader; the
@@ -126,7 +126,7 @@ class Laid:
 
 @dataclass(slots=True)
 class Entry:
-    """What is staged for one key.
+    """Changes that are staged for one key.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ class Entry:
 
     @property
     def last_seen(self) -> Seen:
-        """What a reader saw of the value as it is."""
+        """Observation of the stored value by a reader."""
         return self.seen if self.seen.layers == self.count else UNSEEN
 
     @property
