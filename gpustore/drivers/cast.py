@@ -271,7 +271,7 @@ class CastSpec:
     def schema(self) -> Schema:
         """Schema of the base with the data type and the fill value converted."""
         base = self.base.schema
-        schema = _without_elements(base)
+        schema = base.without_elements()
         if self.dtype is None:
             return schema
         fill = _converted_fill(base, self.dtype)
@@ -310,7 +310,7 @@ class CastSpec:
                     f"dtype of {dtype.name} does not match existing dtype of "
                     f"{self.dtype and self.dtype.name}"
                 )
-            rest = _without_elements(schema)
+            rest = schema.without_elements()
             base_dtype = self.base.schema.dtype
             fill = schema.fill_value
             if fill is not None and base_dtype is not None and dtype is not None:
@@ -338,18 +338,6 @@ class CastSpec:
                 return cast_driver(base, dtype, read=request.read, write=request.write), transform
 
         return opening._replace(run=run)
-
-
-def _without_elements(schema: Schema) -> Schema:
-    """A schema without data type and fill value."""
-    parts: dict[str, Any] = {
-        "rank": schema.rank,
-        "domain": schema.domain,
-        "chunk_layout": schema.chunk_layout,
-        "codec": schema.codec,
-        "dimension_units": schema.dimension_units,
-    }
-    return Schema(**{name: part for name, part in parts.items() if part is not None})
 
 
 def _converted_fill(schema: Schema, dtype: dtype_) -> Any:

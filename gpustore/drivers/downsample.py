@@ -364,7 +364,7 @@ class DownsampleSpec:
         base = self.base.schema
         if self.base_transform is not None:
             fill = base.fill_value
-            base = _without_fill(base).transformed(self.base_transform)
+            base = base.without_fill_value().transformed(self.base_transform)
             if base.domain is None:
                 base.update(domain=self.base_transform.domain)
             if fill is not None and fill.ndim == 0:
@@ -444,18 +444,6 @@ class DownsampleSpec:
                 return driver, found if request.transform is None else found[request.transform]
 
         return opening._replace(run=run)
-
-
-def _without_fill(schema: Schema) -> Schema:
-    parts: dict[str, Any] = {
-        "rank": schema.rank,
-        "dtype": schema.dtype,
-        "domain": schema.domain,
-        "chunk_layout": schema.chunk_layout,
-        "codec": schema.codec,
-        "dimension_units": schema.dimension_units,
-    }
-    return Schema(**{name: part for name, part in parts.items() if part is not None})
 
 
 class _DownsampleKind:

@@ -172,6 +172,18 @@ class Schema(IndexAccessors):
     def _update(self, given: dict[str, Any]) -> None:
         set_keywords(self, _SETTERS, given, converters=_CONVERTERS)
 
+    def without_elements(self) -> Schema:
+        """Return a copy without data type and fill value."""
+        new = self.copy()
+        new._dtype = new._fill_value = None
+        return new
+
+    def without_fill_value(self) -> Schema:
+        """Return a copy without fill value."""
+        new = self.copy()
+        new._fill_value = None
+        return new
+
     def with_domain(self, domain: IndexDomain) -> Schema:
         """Return a copy with `domain`, of the same rank, in place of its own.
 
