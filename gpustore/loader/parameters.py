@@ -56,6 +56,28 @@ def listed(values: Any, name: str, expected: str, count: int | None = None) -> l
     return found
 
 
+def difference(then: Any, now: Any) -> tuple[str, Any, Any] | None:
+    """Return what differs first in two values of JSON, by name, and both of it; None if they equal.
+
+    >>> difference({"sampler": {"seed": 1, "edge": "fill"}}, {"sampler": {"seed": 2}})
+    ('sampler seed', 1, 2)
+    """
+    if then == now:
+        return None
+    pairs: list[tuple[str, Any, Any]] = []
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        pairs = [(name, then.get(name), now.get(name)) for name in {**now, **then}]
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        # Numbers of a shape are shown together.
+        is_nested = any(isinstance(one, Mapping) for one in now)
+        pairs = [(str(i), *both) for i, both in enumerate(zip(then, now))] if is_nested else []
+    for name, before, after in pairs:
+        found = difference(before, after)
+        if found is not None:
+            return f"{name} {found[0]}".strip(), found[1], found[2]
+    return "", then, now
+
+
 def check_names(given: Any, names: Collection[str], parameter: str) -> None:
     """Raise ValueError if a parameter is given by name and has the name of no array."""
     unknown = [name for name in given if name not in names] if isinstance(given, Mapping) else []

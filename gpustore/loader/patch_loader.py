@@ -22,7 +22,7 @@ from gpustore.loader.grid_patches import GridPatches
 from gpustore.loader.host_batches import HostBatches
 from gpustore.loader.layout import Layout
 from gpustore.loader.order import PatchOrder
-from gpustore.loader.parameters import check_names, listed, whole_number
+from gpustore.loader.parameters import check_names, difference, listed, whole_number
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, check_alike, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
@@ -322,11 +322,11 @@ class PatchLoader:
                 f"The state has version {state['version']}, this loader {_VERSION}: the same seed "
                 "gives other patches"
             )
-        for name, now in found.items():
-            if then.get(name) != now:
-                raise gpustore.ConflictError(
-                    f"The state was made with another {name}: {then.get(name)}, now {now}"
-                )
+        other = difference(then, found)
+        if other is not None:
+            raise gpustore.ConflictError(
+                f"The state was made with another {other[0]}: {other[1]}, now {other[2]}"
+            )
         epoch = whole_number(state["epoch"], "epoch", 0)
         position = whole_number(state["position"], "position", 0)
         worker = state["worker"]

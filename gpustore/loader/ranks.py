@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gpustore
-from gpustore.loader.parameters import listed, whole_number
+from gpustore.loader.parameters import difference, listed, whole_number
 
 Ranks = tuple[int, int]
 """Rank of this process, and number of processes."""
@@ -88,13 +88,12 @@ def check_alike(dist: Any, fingerprint: Mapping[str, Any], number: int | None = 
     store = sys.modules["torch"].distributed.distributed_c10d._get_default_store()
     first = store.compare_set(f"gpustore/loader/{number}", "", mine)
     if first.decode() != mine:
-        theirs = json.loads(first)
-        wrong = [name for name, value in json.loads(mine).items() if theirs.get(name) != value]
-        name = wrong[0]
+        other = difference(json.loads(first), json.loads(mine))
+        assert other is not None
+        name, theirs, ours = other
         raise gpustore.MismatchError(
             f"ranks differ: loader {number} of this process has another {name} than that of "
-            f"another rank, {fingerprint[name]} and {theirs.get(name)}; make the same loaders on "
-            "all ranks"
+            f"another rank, {ours} and {theirs}; make the same loaders on all ranks"
         )
 
 

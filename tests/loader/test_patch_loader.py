@@ -230,9 +230,10 @@ def test_a_state_of_other_data_says_what_changed(volume, store):
 
     state = loader().state_dict()
     for other, what in (
-        (loader(seed=5), "sampler"),
-        (loader(batch_size=5), "global batch"),
-        (loader(stored(volume[:32], (8, 8, 8))), "arrays"),
+        (loader(seed=5), "sampler seed: 4, now 5"),
+        (loader(batch_size=5), "global batch: 4, now 5"),
+        (loader(stored(volume[:32], (8, 8, 8))), "arrays 0 arrays image shape: "),
+        (loader({"x": store}), "arrays 0 arrays x: None, now {"),
     ):
         with pytest.raises(gpustore.ConflictError, match=f"another {what}"):
             other.load_state_dict(state)
