@@ -239,26 +239,26 @@ class KvStoreDriver(abc.ABC):
         """
         raise self._unsupported("changing several keys at once")
 
-    def copy_references(
+    def copy_from(
         self,
         source: KvStoreDriver,
         keys: Sequence[tuple[str, str]],
         staleness_bound: float | None,
     ) -> bool:
-        """Let keys refer to values of another kvstore; return whether that is possible.
+        """Copy values of another kvstore without reading them; return whether that is possible.
 
         Parameters
         ----------
         source : KvStoreDriver
         keys : sequence of (str, str)
-            Keys in `source`, each with that which refers to its value; missing ones are left out.
+            Keys in `source`, each with that which gets its value; missing ones are left out.
         staleness_bound : float or None
             Seconds since the epoch: as in a :class:`ReadRequest`.
 
         Raises
         ------
         GpustoreError
-            Nothing was changed, as far as is known.
+            The first error of a key.
         """
         del source, keys, staleness_bound
         return False

@@ -37,7 +37,7 @@ def copy_values(
     """
     (reader, path), (writer, target_path) = source, target
     renamed = [(path + key, target_path + key) for key in keys]
-    if writer.copy_references(reader, renamed, staleness_bound):
+    if writer.copy_from(reader, renamed, staleness_bound):
         return
     for batch in _batches(reader, path, keys):
         columns = reader.read_many(

@@ -452,7 +452,8 @@ class KvStore:
         In an OCDBT database whose root is that of this one, or above it, keys refer to the values:
         nothing is moved, and the data files of this database must stay.
 
-        A target in an archive or a database is rewritten once for each batch.
+        Files are copied to files by the system, which may share their bytes. A target in an archive
+        or a database is rewritten once for each batch.
 
         Parameters
         ----------

@@ -164,6 +164,7 @@ WRONG = {
     "one store": lambda lib: lib.stack(arrays(lib)[0]),
     "numbers": lambda lib: lib.stack([1, 2]),
     "JSON": lambda lib: lib.stack([A]),
+    "unknown keyword": lambda lib: lib.stack(arrays(lib), foo=1),
     "None": lambda lib: lib.stack(None),
     "spec without a domain": lambda lib: lib.stack([lib.Spec(Z)]),
     "read-only layers": lambda lib: lib.stack([lib.array([1], write=False)], write=True),

@@ -34,6 +34,7 @@ from gpustore.kvstores.columns import (
     condition_holds,
 )
 from gpustore.kvstores.direct_reads import DirectReads
+from gpustore.kvstores.file.atomic_file import CAN_COPY, OpenFile
 from gpustore.kvstores.file.batch import WriteBatch
 from gpustore.kvstores.file.key import (
     check_path,
@@ -313,6 +314,44 @@ class FileKvStore(KvStoreDriver):
             result.error.setdefault(i, failure)
             result.generation[i] = b""
         return result
+
+    def copy_from(
+        self,
+        source: KvStoreDriver,
+        keys: Sequence[tuple[str, str]],
+        staleness_bound: float | None,
+    ) -> bool:
+        """Let the system copy files, each of which appears whole; the source is read as it is."""
+        del staleness_bound
+        if (
+            not CAN_COPY
+            or not isinstance(source, FileKvStore)
+            or self._in_place
+            or source._in_place
+        ):
+            return False
+        batch = WriteBatch(self._root, self._options, link=len(keys) > 1)
+        try:
+            for i, (old, new) in enumerate(keys):
+                source.check_key(old)
+                self.check_key(new)
+                opened = source._open(old)
+                if opened is None:
+                    continue
+                fd, status = opened
+                try:
+                    self._repeat(batch.write, i, new, OpenFile(fd, status.st_size), b"")
+                except GpustoreError:
+                    raise
+                except OSError as error:
+                    raise io_error(error, "write", new) from error
+                finally:
+                    os.close(fd)
+        finally:
+            batch.close()
+        for failure in batch.error.values():
+            raise failure
+        return True
 
     def replace(self, key: str, make: Callable[[], Replacement | None]) -> bytes:
         self.check_key(key)

@@ -11,20 +11,20 @@ no second name: it is written into the lock file, as TensorStore does (:meth:`He
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
 import time
 import zlib
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpustore.kvstores.file.lock import LOCK_SUFFIX, remove_abandoned
+from gpustore.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from gpustore.runtime.buffer import Buffer
 
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,6 +71,50 @@ def temporary_name(name: str) -> str:
     return name + ending
 
 
+class OpenFile(NamedTuple):
+    """A file whose bytes are copied by the system, which may share them between files.
+
+    Attributes
+    ----------
+    descriptor : int
+    nbytes : int
+    """
+
+    descriptor: int
+    nbytes: int
+
+    def copy_to(self, fd: int) -> None:
+        """Append the bytes to an open file.
+
+        Raises
+        ------
+        OSError
+            ESTALE if the file has become shorter.
+        """
+        done = 0
+        while done < self.nbytes:
+            left = self.nbytes - done
+            try:
+                count = os.copy_file_range(self.descriptor, fd, left, offset_src=done)
+            except OSError as error:
+                if error.errno not in _NOT_SHARED:
+                    raise
+                count = os.sendfile(fd, self.descriptor, done, left)
+            if not count:
+                raise OSError(errno.ESTALE, "the file became shorter while it was being copied")
+            done += count
+
+
+Piece = Buffer | OpenFile
+"""Part of a value that is written."""
+
+CAN_COPY: Final = hasattr(os, "copy_file_range")
+"""Whether the system copies files."""
+
+_NOT_SHARED: Final = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+"""Errors of systems that copy no files between these two places."""
+
+
 class TemporaryFile:
     """A new file that holds a value, in the directory of its key. Context manager.
 
@@ -82,7 +126,7 @@ class TemporaryFile:
         File descriptor of the directory.
     name : str
         Name of the key in it.
-    pieces : iterable of Buffer
+    pieces : iterable of Piece
         The bytes of the value, from the beginning to the end.
     sync : bool
         Whether the bytes reach the disk before this returns.
@@ -100,7 +144,7 @@ class TemporaryFile:
 
     __slots__ = ("_directory", "_key_name", "_name", "status")
 
-    def __init__(self, directory: int, name: str, pieces: Iterable[Buffer], *, sync: bool) -> None:
+    def __init__(self, directory: int, name: str, pieces: Iterable[Piece], *, sync: bool) -> None:
         self._directory = directory
         self._key_name = name
         self._name = temporary_name(name)
@@ -130,15 +174,18 @@ class TemporaryFile:
                 os.unlink(self._name, dir_fd=self._directory)
 
 
-def write_all(fd: int, pieces: Iterable[Buffer]) -> None:
+def write_all(fd: int, pieces: Iterable[Piece]) -> None:
     """Write bytes into an open file at its position."""
     for piece in pieces:
+        if isinstance(piece, OpenFile):
+            piece.copy_to(fd)
+            continue
         rest = memoryview(piece).cast("B")
         while rest:
             rest = rest[os.write(fd, rest) :]
 
 
-def fill(fd: int, pieces: Iterable[Buffer], *, sync: bool) -> os.stat_result:
+def fill(fd: int, pieces: Iterable[Piece], *, sync: bool) -> os.stat_result:
     """Write a value into a new open file and return the status that identifies the version of its
     key; arguments and errors of :class:`TemporaryFile`.
     """

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import ConflictError
 from gpustore.kvstores.columns import ABSENT, condition_holds
-from gpustore.kvstores.file.atomic_file import TemporaryFile, fill, temporary_name
+from gpustore.kvstores.file.atomic_file import OpenFile, TemporaryFile, fill, temporary_name
 from gpustore.kvstores.file.directory import Directories
 from gpustore.kvstores.file.in_place_file import write_in_place
 from gpustore.kvstores.file.key import parent_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpustore.errors import StoreIOError
     from gpustore.kvstores.base import Replacement
+    from gpustore.kvstores.file.atomic_file import Piece
     from gpustore.kvstores.file.lock import HeldLock
     from gpustore.kvstores.file.options import FileOptions
     from gpustore.kvstores.file.root import Root
@@ -84,7 +85,7 @@ class WriteBatch:
         finally:
             self._directories.close()
 
-    def write(self, index: int, key: str, value: Buffer | None, if_equal: bytes) -> bytes:
+    def write(self, index: int, key: str, value: Piece | None, if_equal: bytes) -> bytes:
         """Write (or with None delete) one key.
 
         Parameters
@@ -93,7 +94,8 @@ class WriteBatch:
             Position in the batch.
         key : str
             A checked path.
-        value : Buffer or None
+        value : Piece or None
+            No open file in mode ``"non_atomic"``.
         if_equal : bytes
             Condition on the generation, or ``b""``.
 
@@ -116,7 +118,7 @@ class WriteBatch:
                 self._directories.forget(parent_of(key))
         raise io_error(errno.ENOENT, "write", key)
 
-    def _write(self, index: int, key: str, value: Buffer, if_equal: bytes) -> bytes:
+    def _write(self, index: int, key: str, value: Piece, if_equal: bytes) -> bytes:
         parent = parent_of(key)
         name = key[len(parent) :]
         directory = self._directories.open(parent, index=index, create=True)
@@ -127,6 +129,7 @@ class WriteBatch:
                 if if_equal and _generation_at(directory, name) != if_equal:
                     return b""
                 self._cancel.check()
+                assert not isinstance(value, OpenFile)
                 create = if_equal == ABSENT
                 status = write_in_place(self._root, key, value, create=create, sync=sync)
             if status is None:

@@ -345,7 +345,7 @@ class OcdbtKvStore(AdapterKvStore):
         ]
         return self._committer.write_together(replace(request, deleted=ranges))
 
-    def copy_references(
+    def copy_from(
         self,
         source: KvStoreDriver,
         keys: Sequence[tuple[str, str]],

@@ -83,7 +83,7 @@ def test_copies_are_one_version_and_missing_keys_are_left_out(tmp_path):
     first = gpustore.ocdbt.dump(parent.base).result()["versions"]
     driver = parent.driver
     keys = [("a", "x"), ("none", "y"), ("b/d", "z")]
-    assert driver.copy_references(child.driver, keys, None)
+    assert driver.copy_from(child.driver, keys, None)
     assert len(gpustore.ocdbt.dump(parent.base).result()["versions"]) == len(first) + 1
     columns = driver.read_many(ReadRequest(["x", "y", "z"]))
     assert columns.value == [VALUES["a"], None, VALUES["b/d"]]
