@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from benchmarks import gpu_report
 from benchmarks.gpu import summary, verdict, wheels
 from benchmarks.gpu.emulated_target import emulated_target
+from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.plan import ALIVE, CODECS, PROBES
-from benchmarks.gpu.probes import kernels, suite, sweep
+from benchmarks.gpu.probes import kernels, reads, suite, sweep
 from benchmarks.gpu.setting import Setting, settings
 from gpustore import registry
 from gpustore.backends.nvcomp import abi
@@ -63,10 +65,10 @@ def test_without_a_gpu_the_host_is_asked_and_the_rest_is_left_out(tmp_path, name
 MEASURED = ('seconds"', 'cpu_s"', '"ms"', 'GBs"', '"share"')
 
 
-def check_nothing_is_timed(done, report):
+def check_nothing_is_timed(printed, report):
     text = json.dumps(report["probes"])
     assert [word for word in MEASURED if word in text] == []
-    assert re.findall(r"GB/s|\bms\b|\d s\b", done.stdout) == []
+    assert re.findall(r"GB/s|\bms\b|\d s\b", printed) == []
 
 
 SHORT = {
@@ -76,8 +78,6 @@ SHORT = {
 }
 """Probes of each command that are tried when not all are."""
 
-WHOLE = ("health", "reads")
-
 
 def check_emulated(name, done, report, probes):
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,7 +85,7 @@ def check_emulated(name, done, report, probes):
     statuses = {probe: report["probes"][probe]["status"] for probe in probes}
     assert statuses.pop("sanitizer:emulated", "missing") == "missing"
     assert {*statuses.values()} == {"ok"}
-    check_nothing_is_timed(done, report)
+    check_nothing_is_timed(done.stdout, report)
     if name == "health":
         met = {row["what"]: row["met"] for row in report["verdict"]}
         assert met["small arrays are read and written"] is met["retries"] is True
@@ -99,10 +99,7 @@ def check_emulated(name, done, report, probes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.matrix("costly", long=False) if name in WHOLE else ())
-        for name in SHORT
-    ],
+    [pytest.param("health", marks=pytest.mark.matrix("costly", long=False)), "limits", "reads"],
 )
 def test_commands_run_on_the_emulated_device_and_time_nothing(tmp_path, name):
     path = tmp_path / "report.json"
@@ -112,20 +109,31 @@ def test_commands_run_on_the_emulated_device_and_time_nothing(tmp_path, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WHOLE)
-def test_whole_commands_run_on_the_emulated_device(tmp_path, name):
+def test_whole_health_runs_on_the_emulated_device(tmp_path):
     path = tmp_path / "report.json"
-    done = command(name, "--device", "emulated", "--json", str(path))
+    done = command("health", "--device", "emulated", "--json", str(path))
     report = json.loads(path.read_text())
-    short = [p for p in report["probes"] if p.startswith(tuple(SHORT[name].split(",")))]
-    assert {probe.partition(":")[0] for probe in short} == {
-        probe.partition(":")[0] for probe in SHORT[name].split(",")
-    }
-    check_emulated(name, done, report, short)
-    if name == "health":
-        assert report["probes"]["suite:emulated"]["facts"]["counts"]["collected"] > 100
-        return
+    check_emulated("health", done, report, [p for p in report["probes"] if p[:5] != "suite"])
+    assert report["probes"]["suite:emulated"]["facts"]["counts"]["collected"] > 100
+
+
+@pytest.mark.filterwarnings("ignore:Array is unsupported by ZarrsCodecPipeline:UserWarning")
+@pytest.mark.long
+def test_all_volumes_are_read_on_the_emulated_device(tmp_path):
+    """In one process: what all readers import takes longer than what they read."""
+    report = {"report": "reads", "emulated": True, "probes": {}}
+    for probe in PROBES["reads"]:
+        if probe.module == "reads":
+            lines = tmp_path / f"{probe.variant}.jsonl"
+            found = Findings(lines, time.time() + 200, guarded=False)
+            with emulated_target() as target:
+                reads.run(found, target, probe.variant)
+            report["probes"][probe.name] = {"status": "ok", "facts": found.known}
+    printed, _ = gpu_report._conclude(report)
+    assert report["wrong"] == []
+    assert "left out" not in {fact for p in report["probes"].values() for fact in p["facts"]}
     assert {row["measured"] for row in report["goals"]} == {"emulated: not measured"}
+    check_nothing_is_timed("\n".join(printed), report)
 
 
 def test_the_reads_take_the_setting_that_was_found_best(tmp_path):
