@@ -43,8 +43,10 @@ def volume(mib):
 
 
 def with_gpustore(path, array, codec):
+    import gpustore
     from gpustore import ome
 
+    assert gpustore.native_core().in_use
     options = {"axes": "zyx", "scale": (1, 1, 1), "context": {"file_io_sync": False}}
     if codec is not None:
         options |= {"codec": codec, "chunks": CHUNK}
