@@ -1,7 +1,7 @@
 """``gpustore info`` of a group: its members, without opening its arrays.
 
-An image in OME-Zarr shows its levels, channels and label images first: these are found through its
-metadata, so that a web server, which lists nothing, shows them too.
+In OME-Zarr an image shows its levels, channels and label images first, a plate its wells: these are
+found through the metadata, so that a web server, which lists nothing, shows them too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 import gpustore
-from gpustore.cli.ome import facts_of, find_image, line_of
+from gpustore.cli.ome import facts_of
 from gpustore.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace, group: gpustore.Group) -> int:
     """Run the command for a group; return the exit code."""
-    image = find_image(group.attrs)
-    about = [] if image is None else [("image", line_of(image)), *facts_of(group)]
+    about = facts_of(group)
     try:
         info = group.info
     except gpustore.UnsupportedError:
-        if image is None:
+        if not about:
             raise
         info = None  # The server lists nothing; what the metadata name has been found.
     if arguments.json:
-        ome = {} if image is None else {"ome": line_of(image), "image": dict(about[1:])}
+        ome = {}
+        if about:
+            kind, line = about[0]
+            ome = {"ome": line, kind: dict(about[1:])}
         print(json.dumps(({} if info is None else info.to_json()) | ome, indent=2))
         return 0
     facts = [("format", f"Zarr v{group.zarr_format} group")] if info is None else info.facts()

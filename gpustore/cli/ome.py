@@ -1,19 +1,25 @@
-"""OME-Zarr images as commands show them: in a line, and as facts.
+"""OME-Zarr as commands show it: images, plates, wells and collections, in a line and as facts.
 
 Attributes come from files of others: what is not as the specification has it is no image here.
 
-Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales" and "omero" metadata.
+Source: OME-NGFF 0.4, 0.5 and 0.6, "multiscales", "omero", "plate" and "well" metadata.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from contextlib import suppress
+from typing import Any, Final
 
 import gpustore
 from gpustore.display.text import format_nbytes, format_shape
+from gpustore.ome.collection import Collection
 from gpustore.ome.image import Image
 from gpustore.ome.multiscale import Multiscale, multiscale, ome_of
+from gpustore.ome.plate import Images, Plate, Well
+
+_SOME: Final = 8
+"""Wells that are named."""
 
 
 def find_image(attributes: Mapping[str, Any]) -> Multiscale | None:
@@ -35,8 +41,7 @@ def line_of(image: Multiscale) -> str:
     """
     names = [axis.name for axis in image.axes]
     joined = "".join(names) if all(len(name) == 1 for name in names) else " ".join(names)
-    count = len(image.levels)
-    return f"OME-Zarr {image.version}, axes {joined}, {count} level{'s' * (count != 1)}"
+    return f"OME-Zarr {image.version}, axes {joined}, {_counted(image.levels, 'level')}"
 
 
 def scale_text(image: Multiscale, path: str) -> str:
@@ -50,16 +55,81 @@ def scale_text(image: Multiscale, path: str) -> str:
 
 
 def facts_of(group: gpustore.Group) -> list[tuple[str, str]]:
-    """Return levels, channels and label images of an image; nothing is listed.
+    """Return what the metadata of OME-Zarr say of a group; nothing is listed.
+
+    Returns
+    -------
+    list of (str, str)
+        First the kind, ``"image"``, ``"plate"``, ``"well"`` or ``"collection"``, with a line about
+        it. Empty if the group is none of these, or not as the specification has it.
 
     Raises
     ------
     GpustoreError
-        If a member is not as the specification has it.
+        If a member of an image is not as the specification has it.
     """
+    image = find_image(group.attrs)
+    if image is not None:
+        return [("image", line_of(image)), *_image_facts(group, image)]
+    with suppress(gpustore.GpustoreError):
+        _, members = ome_of(group.attrs, "attributes: ")
+        if "plate" in members:
+            return _plate_facts(Plate(group))
+        if "well" in members:
+            well = Well(group)
+            found = _counted(well.fields.paths, "field")
+            return [("well", f"OME-Zarr {well.version}, {found}"), *_first(well.fields)]
+        if "bioformats2raw.layout" in members:
+            images = Collection(group).images
+            line = f"OME-Zarr, converted by bioformats2raw, {_counted(images.paths, 'image')}"
+            return [("collection", line), *_first(images)]
+    return []
+
+
+def _plate_facts(plate: Plate) -> list[tuple[str, str]]:
+    rows, columns = _counted(plate.rows, "row"), _counted(plate.columns, "column")
+    facts = [("plate", f"OME-Zarr {plate.version}, {rows}, {columns}")]
+    if plate.name:
+        facts.append(("name", plate.name))
+    if plate.acquisitions:
+        names = [one.name or str(one.id) for one in plate.acquisitions]
+        facts.append(("acquisitions", ", ".join(names)))
+    paths = list(plate.wells)
+    some = ", ".join(paths[:_SOME]) + ", ..." * (len(paths) > _SOME)
+    facts.append(("wells", f"{len(paths)}: {some}" if paths else "none"))
+    return facts + (_first(plate.wells[paths[0]].fields, f"{paths[0]}/") if paths else [])
+
+
+def _first(images: Images, before: str = "") -> list[tuple[str, str]]:
+    """Describe the first of some images, which tend to be alike."""
+    if not images:
+        return []
+    with suppress(gpustore.GpustoreError):
+        image = images[0]
+        found = find_image(image.group.attrs)
+        assert found is not None  # The image has parsed the same.
+        level = image.levels[0]
+        line = f"{before}{images.paths[0]}: {format_shape(level.shape)} {level.dtype.name}, "
+        line += f"{scale_text(found, level.path)}, {_counted(image.levels, 'level')}"
+        facts = [("first image", line)]
+        if any(image.channels):
+            facts.append(("channels", ", ".join(image.channels)))
+        return facts
+    return []
+
+
+def _counted(some: Sized, one: str) -> str:
+    """Return a number of things in words.
+
+    >>> _counted("ab", "row"), _counted("a", "row")
+    ('2 rows', '1 row')
+    """
+    return f"{len(some)} {one}{'s' * (len(some) != 1)}"
+
+
+def _image_facts(group: gpustore.Group, found: Multiscale) -> list[tuple[str, str]]:
+    """Return levels, channels and label images."""
     image = Image.of_group(group)
-    found = find_image(group.attrs)
-    assert found is not None  # Image.of_group has parsed the same.
     facts = []
     for level in image.levels:
         try:

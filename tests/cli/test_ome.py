@@ -80,10 +80,13 @@ def test_info_shows_levels_channels_and_labels(gpustore_command, cells):
     assert found["image"]["channels"] == "DAPI, GFP"
 
 
+def served(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return HttpServer({str(path.relative_to(folder)): path.read_bytes() for path in files})
+
+
 def test_info_of_a_server_that_lists_nothing(gpustore_command, cells):
-    files = (path for path in cells.parent.rglob("*") if path.is_file())
-    served = {str(path.relative_to(cells.parent)): path.read_bytes() for path in files}
-    with HttpServer(served) as server:
+    with served(cells.parent) as server:
         code, out, err = gpustore_command("info", f"{server.url}/cells.zarr/")
         assert (code, err) == (0, "")
         assert "labels    nuclei" in out
@@ -199,6 +202,44 @@ def test_labels_are_drawn_over_the_image(gpustore_command, cells, tmp_path):
     assert pixels[370, 410].any()
     code, _, err = gpustore_command("view", cells / "0", "--labels", "--png", tmp_path / "a.png")
     assert "--labels is for images in OME-Zarr" in err
+
+
+@each("version", ["0.4", "0.5", "0.6"])
+def test_info_of_plates_and_collections(gpustore_command, tmp_path, version):
+    plate = ome.create_plate(
+        tmp_path / "p", rows="AB", columns=range(1, 6), name="screen", version=version,
+        acquisitions=[{"id": 3}, {"id": 4, "name": "later"}],
+    )  # fmt: skip
+    empty = gpustore_command("info", tmp_path / "p")[1]
+    assert f"OME-Zarr {version}, 2 rows, 5 columns" in empty
+    assert "none" in empty
+    paths = [f"{row}/{column}/0" for row in "AB" for column in range(1, 6)]
+    properties = {"shape": (2, 64, 32), "dtype": "uint16", "axes": "cyx", "units": "um"}
+    plate.create_images([*paths, "A/1/1"], channels=("DAPI", "GFP"), levels=2, **properties)
+    field = "2 x 64 x 32 uint16, y 1 µm, x 1 µm, 2 levels"
+    layout = {"bioformats2raw.layout": 3}
+    attributes = layout if version == "0.4" else {"ome": {"version": version, **layout}}
+    gpustore.open_group(
+        tmp_path / "c", create=True, zarr_format=2 if version == "0.4" else 3, attributes=attributes
+    ).result()
+    for number in "01":
+        ome.create(tmp_path / "c" / number, version=version, **properties)
+    with served(tmp_path) as server:
+        for place in tmp_path, server.url:
+            out = gpustore_command("info", f"{place}/p")[1]
+            assert "screen" in out
+            assert "3, later" in out
+            assert "10: A/1, A/2, A/3, A/4, A/5, B/1, B/2, B/3, ..." in out
+            assert f"A/1/0: {field}" in out
+            assert "DAPI, GFP" in out
+            out = gpustore_command("info", f"{place}/p/A/1")[1]
+            assert f"OME-Zarr {version}, 2 fields" in out
+            assert f"0: {field}" in out
+            found = json.loads(gpustore_command("info", f"{place}/p", "--json")[1])
+            assert found["plate"]["first image"] == f"A/1/0: {field}"
+            out = gpustore_command("info", f"{place}/c")[1]
+            assert "converted by bioformats2raw, 2 images" in out
+            assert "0: 2 x 64 x 32 uint16, y 1 µm, x 1 µm, 1 level" in out
 
 
 def test_a_plate_says_what_can_be_viewed(gpustore_command, tmp_path):
