@@ -339,7 +339,7 @@ class EmulatedDevice:
         if number in self.faults.allocations:
             raise MemoryError(f"{nbytes} bytes of device memory: injected")
         allocation = self._memory.allocate(nbytes)
-        spans = Spans.contiguous(allocation.address, [nbytes])
+        spans = _span(allocation.address, nbytes)
 
         def run():
             allocation.poison(FRESH)
@@ -358,7 +358,7 @@ class EmulatedDevice:
             stream,
             f"free of {allocation.nbytes} bytes",
             lambda: self._memory.freed(allocation),
-            writes=[Spans.contiguous(allocation.address, [allocation.nbytes])],
+            writes=[_span(allocation.address, allocation.nbytes)],
             is_free=True,
         )
 
@@ -475,13 +475,13 @@ class EmulatedDevice:
             raise Breach(
                 f"{name}: bytes [{start}, {start + nbytes}) of {pinned.nbytes} pinned ones"
             )
-        spans = Spans.contiguous(address, [nbytes])
+        spans = _span(address, nbytes)
         self._memory.require(spans, name, running=False)
-        return Spans.contiguous(pinned.address + start, [nbytes]), spans
+        return _span(pinned.address + start, nbytes), spans
 
     def fill(self, dst, value, nbytes, stream):
         with self._asked("fill"):
-            target = Spans.contiguous(dst, [nbytes])
+            target = _span(dst, nbytes)
             self._memory.require(target, "fill", running=False)
 
             def run():
@@ -502,13 +502,13 @@ class EmulatedDevice:
         with self._asked("launch"):
             if not 0 < blocks < 2**31:
                 raise Breach(f"{kernel.expression}: {blocks} blocks")
-            pointers = Spans.contiguous(0, [])
+            addresses = []
             for argument in arguments:
                 if not isinstance(argument, np.generic | np.ndarray):
                     raise Breach(f"{kernel.expression}: argument {argument!r}")
-                found = isinstance(argument, np.uint64) and self._memory.find(int(argument))
-                if found:
-                    pointers = _joined(pointers, Spans.contiguous(int(argument), [1]))
+                if isinstance(argument, np.uint64) and self._memory.find(int(argument)):
+                    addresses.append(argument)
+            pointers = Spans(np.array(addresses, np.uint64), np.ones(len(addresses), np.uint64))
             self._memory.require(pointers, kernel.expression, running=False)
             values = [argument.copy() for argument in arguments]
             number = self.counts["calls"]
@@ -615,8 +615,8 @@ class EmulatedDevice:
     def _submit_codec(self, batch, stream, verb, temp_nbytes, work):
         name = f"{verb} of {len(batch)} {batch.codec} streams"
         codec = codecs.CODECS[batch.codec]
-        table = Spans.contiguous(batch.table, [32 * len(batch)])
-        result = Spans.contiguous(batch.result, [12 * len(batch)])
+        table = _span(batch.table, 32 * len(batch))
+        result = _span(batch.result, 12 * len(batch))
         temp = Spans.contiguous(batch.temp, [temp_nbytes] if temp_nbytes else [])
         _require_alignment(name, table.address, 8)
         _require_alignment(name, result.address, 8)
@@ -665,7 +665,7 @@ class EmulatedDevice:
             number = self.counts["read_file"] - 1
             name = f"read of bytes [{start}, {start + nbytes}) of {file.path}"
             _require_alignment(name, [start, nbytes, dst], file.alignment)
-            target = Spans.contiguous(dst, [nbytes])
+            target = _span(dst, nbytes)
             self._memory.require(target, name, running=True)
             ranges = Ranges(target.address, target.nbytes)
             for task in self._queue.pending():
@@ -801,9 +801,20 @@ class _Asked:
         self._device.lock.release()
 
 
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype = ctypes.py_object
+_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200
+
+
 def _at(address, nbytes):
     """Bytes of device memory; only what the emulator itself does may look at them."""
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+    return _view(address, nbytes, _WRITABLE)
+
+
+def _span(address, nbytes):
+    """One range of memory."""
+    return Spans(np.array([address], np.uint64), np.array([nbytes], np.uint64))
 
 
 def _rows(batch):

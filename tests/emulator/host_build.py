@@ -158,15 +158,14 @@ class HostModule:
         LaunchError
             See ``cuda_on_host.h``.
         """
-        number = self._numbers[expression]
-        sizes = (ctypes.c_uint * 16)()
-        count = getattr(self._library, f"parameters_{number}")(sizes)
+        function, sizes = self._instance(expression)
         values = [np.ascontiguousarray(argument) for argument in arguments]
         found = [value.nbytes for value in values]
-        assert found == sizes[:count], f"{expression} takes {sizes[:count]} bytes, got {found}"
-        pointers = (ctypes.c_void_p * count)(*(value.ctypes.data for value in values))
+        assert found == sizes, f"{expression} takes {sizes} bytes, got {found}"
+        addresses = [value.__array_interface__["data"][0] for value in values]
+        pointers = (ctypes.c_void_p * len(sizes))(*addresses)
         error = ctypes.create_string_buffer(512)
-        failed = getattr(self._library, f"launch_{number}")(
+        failed = function(
             ctypes.c_uint(blocks),
             ctypes.c_uint(threads or instance.THREADS_PER_BLOCK),
             ctypes.c_int(ORDERS.index(order)),
@@ -176,6 +175,14 @@ class HostModule:
         )
         if failed:
             raise LaunchError(error.value.decode())
+
+    @functools.cache  # noqa: B019  modules are kept as long as the process
+    def _instance(self, expression):
+        """The function that launches an instance, and the bytes of its parameters."""
+        number = self._numbers[expression]
+        sizes = (ctypes.c_uint * 16)()
+        count = getattr(self._library, f"parameters_{number}")(sizes)
+        return getattr(self._library, f"launch_{number}"), sizes[:count]
 
 
 @functools.cache

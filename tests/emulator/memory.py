@@ -24,6 +24,8 @@ FRESH = 0xDB
 FREED = 0xDD
 PINNED = 0xD1
 
+_GUARDS = np.full(2 * GUARD_NBYTES + ALIGNMENT, GUARD, np.uint8)
+
 _KEPT_NBYTES = 256 << 20
 _KEPT = 1000
 """Freed allocations that are kept, so that their addresses are not used again."""
@@ -59,6 +61,9 @@ class EmulatedAllocation:
         self.address = -(-base // ALIGNMENT) * ALIGNMENT
         self._start = self.address - self._memory.ctypes.data
         self.nbytes = nbytes
+        behind = self._memory[self._start + nbytes :]
+        self._before = self._memory[: self._start], _GUARDS[: self._start]
+        self._behind = behind, _GUARDS[: len(behind)]
         self.is_ready = False
         self.is_given_back = False
         self.is_freed = False
@@ -79,12 +84,12 @@ class EmulatedAllocation:
     def check(self):
         """Breach if a guard was written, or the memory after it was freed."""
         start, stop = self._start, self._start + self.nbytes
-        for low, high, where in ((0, start, "before"), (stop, len(self._memory), "behind")):
+        for guard, expected, low in ((*self._before, 0), (*self._behind, stop)):
             # Not a copy of the memory itself, which the sanitizer would look at.
-            if b"\1" in (self._memory[low:high] != GUARD).tobytes():
-                at = low + int(np.flatnonzero(self._memory[low:high] != GUARD)[0]) - start
-                self._memory[low:high] = GUARD
-                raise Breach(f"byte {at} was written, {where} an {self!r}")
+            if b"\1" in (guard != expected).tobytes():
+                at = low + int(np.flatnonzero(guard != expected)[0]) - start
+                guard[:] = GUARD
+                raise Breach(f"byte {at} was written, {'behind' if low else 'before'} an {self!r}")
         if self.is_freed and (self._memory[start:stop] != FREED).any():
             self.poison(FREED)
             raise Breach(f"written after it was freed: {self!r}")
