@@ -51,7 +51,7 @@ def crop(values, origin, shape):
 @given(
     patch=st.tuples(*[st.integers(1, 20)] * 3),
     chunks=st.tuples(*[st.integers(5, 20)] * 3),
-    per_epoch=st.integers(1, 60),
+    per_epoch=st.integers(1, 30),
     batch_size=st.integers(1, 9),
     window=st.integers(1, 60_000),
     prefetch=st.integers(0, 2),
@@ -75,7 +75,7 @@ def test_batches_have_the_values_at_their_origins(
 
 
 @pytest.mark.parametrize("edge", ["reflect", "fill"])
-@given(patch=st.tuples(*[st.integers(1, 60)] * 3), seed=st.integers(0, 3))
+@given(patch=st.tuples(*[st.integers(1, 45)] * 3), seed=st.integers(0, 3))
 def test_patches_beyond_the_volume_are_those_of_a_padded_one(volume, store, edge, patch, seed):
     before = [n // 2 for n in patch]
     mode = {"reflect": {"mode": "reflect"}, "fill": {"mode": "constant"}}[edge]

@@ -73,14 +73,17 @@ def test_keys_of_all_kinds_are_listed(make_store):
     assert [store[name] for name in names] == [name.encode() for name in names]
 
 
-def test_more_keys_than_a_page_holds(make_store):
+def test_more_keys_than_a_page_holds(make_store, endpoint, monkeypatch):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "100")
     store = make_store()
-    names = [f"k{i:04}" for i in range(1100)]
-    store.write_many(gpustore.kvstores.kvstore.WriteRequest(names, [b""] * 1100)).raise_first()
+    names = [f"k{i:03}" for i in range(110)]
+    store.write_many(gpustore.kvstores.kvstore.WriteRequest(names, [b""] * 110)).raise_first()
+    with urllib.request.urlopen(f"{endpoint}/bucket?list-type=2") as page:
+        assert b"<IsTruncated>true<" in page.read()
     assert store.list().result() == [name.encode() for name in names]
-    assert store.list(KvStore.KeyRange("k0500", "k0503")).result() == [b"k0500", b"k0501", b"k0502"]
-    store.delete_range(KvStore.KeyRange("k0001")).result()
-    assert store.list().result() == [b"k0000"]
+    assert store.list(KvStore.KeyRange("k050", "k053")).result() == [b"k050", b"k051", b"k052"]
+    store.delete_range(KvStore.KeyRange("k001")).result()
+    assert store.list().result() == [b"k000"]
 
 
 def test_long_value_is_written_in_parts(make_store, short_parts):
