@@ -69,6 +69,12 @@ DEVICES = """\
 ## Devices
 
 Present: cpu; cuda (tested on an emulated device, never run on a GPU).
+
+Images (`avif`, `bmp`, `jpeg`, `png`, `tiff`, `webp`, and chunks of Neuroglancer precomputed volumes
+in JPEG and PNG) are decoded by the host and then copied; `host_fallbacks` of the statistics counts
+them. nvImageCodec is not used: version 0.9.0 has decoders on a GPU for JPEG and TIFF alone, none
+for AVIF, and the elements of JPEG may be rounded in another way than on the host. Without a GPU to
+test them on they are not offered.
 """
 
 TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}

@@ -59,6 +59,7 @@ from gpustore.strict_json.parsing import (
     expect_object,
     from_python,
     in_member,
+    ordered,
     quote,
 )
 from gpustore.strict_json.repr import pretty
@@ -373,7 +374,7 @@ class Spec(IndexedView):
             if context:
                 json["context"] = context
         # A copy: attributes in it are those of the opened array.
-        return {name: from_python(json[name]) for name in sorted(json)}
+        return {name: ordered(from_python(json[name])) for name in sorted(json)}
 
     def __str__(self) -> str:
         """Return the JSON, laid out as TensorStore does; ``Spec(...)`` without JSON."""

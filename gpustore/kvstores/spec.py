@@ -13,7 +13,7 @@ from gpustore.kvstores.base import DriverKind
 from gpustore.kvstores.foreign import ForeignSpec
 from gpustore.kvstores.result import key_bytes
 from gpustore.runtime.context import Context, definitions
-from gpustore.strict_json.parsing import Members, from_python, quote
+from gpustore.strict_json.parsing import Members, from_python, ordered, quote
 from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
 
@@ -189,7 +189,7 @@ class KvStoreSpec:
             json["path"] = self._path
         if self._context or include_defaults:
             json["context"] = self._context or {}
-        return json
+        return {name: ordered(json[name]) for name in sorted(json)}
 
     def copy(self) -> KvStoreSpec:
         """Return a copy."""

@@ -16,6 +16,7 @@ from gpustore.strict_json.parsing import (
     expect_str,
     from_python,
     in_member,
+    ordered,
     quote,
     text,
 )
@@ -72,7 +73,7 @@ class CodecSpec:
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
         """Return a copy of the JSON form, completed by the driver."""
-        return from_python(self._json)
+        return ordered(self._json)
 
     def __eq__(self, other: object) -> bool:
         """Whether both specs have the same JSON. (TensorStore compares identities.)"""

@@ -201,15 +201,18 @@ def test_other_elements_are_refused_by_name(mode, tmp_path):
 
 @pytest.mark.matrix("costly")
 def test_devices_have_what_the_host_decodes(tmp_path):
-    stream = io.BytesIO()
-    elements = pixels(4, 16, 16)
-    Image.fromarray(elements).save(stream, "png")
-    store = opened(gpustore, tmp_path, "png", stream.getvalue())
+    stores = [
+        opened(gpustore, tmp_path, name, encoded(name, modes[-1]), suffix=name)
+        for name, modes in FORMATS.items()
+    ]
     with emulated() as device:
-        read = gpustore.open(store.spec(), device=device.name).result().read()
-        assert np.array_equal(on_host(device, read.result()), elements)
-        assert read.statistics["host_fallbacks"] == 1
-        del read
+        for store in stores:
+            there = gpustore.open(store.spec(), device=device.name).result()
+            assert there.explain().host_reason
+            read = there.read()
+            assert np.array_equal(on_host(device, read.result()), store.read().result())
+            assert read.statistics["host_fallbacks"] == 1
+            del read, there
 
 
 def test_crops_explanations_and_copies(tmp_path):

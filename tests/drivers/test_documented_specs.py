@@ -214,3 +214,16 @@ def test_absent_kvstores_are_refused_by_name(name):
                 kind(spec)
     with pytest.raises(gpustore.UnsupportedError, match=name):
         gpustore.Spec({"driver": "zarr3", "kvstore": {"driver": name}})
+
+
+def test_members_are_in_the_order_of_their_names():
+    """Programs print JSON: as text it is TensorStore's too."""
+    for name, members in DRIVERS.items():
+        spec = {"driver": name, **members}
+        assert repr(gpustore.Spec(spec).to_json()) == repr(ts.Spec(spec).to_json())
+    for name, members in KVSTORES.items():
+        kvstore = {"driver": name, **members}
+        ours, theirs = (one.KvStore.Spec(kvstore).to_json() for one in (gpustore, ts))
+        assert repr(ours) == repr(theirs)
+    codec = {"driver": "zarr3", "codecs": [{"name": "gzip", "configuration": {"level": 5}}]}
+    assert repr(gpustore.CodecSpec(codec).to_json()) == repr(ts.CodecSpec(codec).to_json())
