@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpustore.errors import GpustoreError, MetadataError, MismatchError
+from gpustore.errors import GpustoreError, MismatchError
 from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.spec import as_directory
 from gpustore.strict_json.near_names import near_names
-from gpustore.strict_json.parsing import parse, quote
+from gpustore.strict_json.parsing import quote
 
 _SHOWN: Final = 5
 """Most names in a directory that a message shows."""
-
-
-def directory(store: KvStore) -> str:
-    """Return the path, with a slash behind it unless it is empty."""
-    path = store.path
-    return path if not path or path.endswith("/") else path + "/"
 
 
 def names_below(store: KvStore) -> list[str] | None:
@@ -26,7 +21,7 @@ def names_below(store: KvStore) -> list[str] | None:
     if not store.driver.can_list:
         return None
     try:
-        return store.driver.list_names(directory(store))
+        return store.driver.list_names(as_directory(store.path))
     except GpustoreError:
         return None
 
@@ -62,23 +57,8 @@ def names_like(store: KvStore) -> str:
 
 def is_v2_group(store: KvStore) -> bool:
     """Whether the path is that of a Zarr v2 group: no format of its own, but worth naming."""
-    request = ReadRequest([directory(store) + ".zgroup"], start=[0], stop=[0])
+    request = ReadRequest([as_directory(store.path) + ".zgroup"], start=[0], stop=[0])
     return store.driver.read_many(request).state[0] is ReadState.VALUE
-
-
-def is_group_document(data: bytes) -> bool:
-    """Whether a ``zarr.json`` is that of a group.
-
-    >>> is_group_document(b'{"node_type": "group"}'), is_group_document(b"{")
-    (True, False)
-    """
-    if b'"group"' not in data:  # The documents of arrays are parsed elsewhere.
-        return False
-    try:
-        document = parse(data, where="", non_finite=True)
-    except MetadataError:
-        return False
-    return isinstance(document, dict) and document.get("node_type") == "group"
 
 
 def group_error(store: KvStore, zarr_format: int) -> MismatchError:

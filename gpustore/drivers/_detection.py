@@ -20,9 +20,7 @@ from typing import Any, Final
 
 from gpustore import registry
 from gpustore.drivers._absence import (
-    directory,
     group_error,
-    is_group_document,
     is_v2_group,
     names_below,
     names_like,
@@ -32,6 +30,7 @@ from gpustore.drivers.base import FoundMetadata
 from gpustore.errors import (
     GpustoreError,
     LimitError,
+    MetadataError,
     MismatchError,
     PathNotFoundError,
     StoreIOError,
@@ -39,9 +38,9 @@ from gpustore.errors import (
 )
 from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.kvstores.spec import adapted
+from gpustore.kvstores.spec import adapted, as_directory
 from gpustore.runtime.context import Context
-from gpustore.strict_json.parsing import quote
+from gpustore.strict_json.parsing import parse, quote
 from gpustore.url import UrlComponent
 
 _PREFIX_NBYTES: Final = 32
@@ -233,7 +232,7 @@ def one_of(found: Found, store: KvStore) -> _Format:
             f"zarr3 arrays{copied}",
             key=store.path,
         )
-    if found.metadata is not None and is_group_document(found.metadata.value):
+    if found.metadata is not None and _is_group_document(found.metadata.value):
         raise group_error(store, 3)
     return formats[0]
 
@@ -332,7 +331,7 @@ def _is_no_file(error: GpustoreError) -> bool:
 def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
     """Return the result for the path as a directory."""
     names = list(_OF_DIRECTORIES)
-    keys = [directory(store) + name for name in names]
+    keys = [as_directory(store.path) + name for name in names]
     reads = [max_nbytes > 0 and name in _METADATA for name in names]
     read_at = time.time()
     columns = store.driver.read_many(
@@ -373,3 +372,18 @@ def _detect_directory(store: KvStore, max_nbytes: int) -> Found:
         is_directory=True,
         metadata=metadata,
     )
+
+
+def _is_group_document(data: bytes) -> bool:
+    """Return whether a ``zarr.json`` is that of a group.
+
+    >>> _is_group_document(b'{"node_type": "group"}'), _is_group_document(b"{")
+    (True, False)
+    """
+    if b'"group"' not in data:  # The documents of arrays are parsed elsewhere.
+        return False
+    try:
+        document = parse(data, where="", non_finite=True)
+    except MetadataError:
+        return False
+    return isinstance(document, dict) and document.get("node_type") == "group"

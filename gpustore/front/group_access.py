@@ -9,6 +9,7 @@ from gpustore.drivers.base import OpenMode, OpenRequest, open_kvstore
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.kvstores.base import KvStoreDriver
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.spec import as_directory
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
@@ -59,6 +60,6 @@ def hierarchy_at(kvstore: KvStore.Spec, zarr_format: int, context: Context) -> H
     store = open_kvstore(kvstore, context)
     cache = cache_of(context.resource("cache_pool").value)
     limits = context.resource("limits").value
-    root = store.path if not store.path or store.path.endswith("/") else store.path + "/"
+    root = as_directory(store.path)
     device_pool = context.resource("device_cache_pool").value
     return Hierarchy(store.driver, root, zarr_format, limits, cache, device_pool)

@@ -22,6 +22,7 @@ from gpustore.front.spec import Spec
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.kvstores.columns import ReadRequest, ReadState
 from gpustore.kvstores.kvstore import KvStore
+from gpustore.kvstores.spec import as_directory
 from gpustore.metadata.logical_path import check_node_names, join, logical_path
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
@@ -204,7 +205,7 @@ def _detected(store: KvStore, path: str, mode: OpenMode) -> int:
     MismatchError
         If there is more than one.
     """
-    prefix = store.path if not store.path or store.path.endswith("/") else store.path + "/"
+    prefix = as_directory(store.path)
     if path:
         prefix += path + "/"
     keys = [prefix + name for name in _DOCUMENTS]

@@ -38,6 +38,15 @@ def as_text(key: str | bytes) -> str:
     return key_bytes(key).decode("utf-8", "surrogateescape")
 
 
+def as_directory(path: str) -> str:
+    """Return a path with a slash behind it unless it is empty.
+
+    >>> as_directory("a"), as_directory("a/"), as_directory("")
+    ('a/', 'a/', '')
+    """
+    return path if not path or path.endswith("/") else path + "/"
+
+
 def append_component(path: str, component: str) -> str:
     """Join two parts with a slash, unless there is one or a part is empty.
 
