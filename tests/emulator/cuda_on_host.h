@@ -78,7 +78,6 @@ constexpr size_t RED_ZONE = 64;
 
 struct Fiber {
   char* stack;
-  bool idle;
 #if defined(__x86_64__)
   void* saved;
 #else
@@ -106,6 +105,8 @@ static unsigned sequence[MAX_THREADS];
 static unsigned long long exchanged[MAX_THREADS];
 static Fiber fibers[MAX_THREADS];
 static unsigned fiber_count;
+static Fiber* idle_fibers[MAX_THREADS];
+static unsigned idle_count;
 static Fiber main_fiber;
 static Fiber* current_fiber;
 static unsigned current, thread_count, started;
@@ -139,6 +140,10 @@ HOST_QUIET static void fail(const char* format, ...) {
 
 HOST_QUIET static void set_current(unsigned thread) {
   current = thread;
+  if (thread < blockDim.x) {  // As nearly always: most blocks have one dimension.
+    threadIdx = {thread, 0, 0};
+    return;
+  }
   threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y,
                thread / blockDim.x / blockDim.y};
 }
@@ -227,7 +232,7 @@ HOST_QUIET static void run_threads() {
       threads[current].state = ENDED;
 #endif
     }
-    current_fiber->idle = true;
+    idle_fibers[idle_count++] = current_fiber;
     to_main();
   }
 }
@@ -239,14 +244,8 @@ HOST_QUIET static char* map_memory(size_t nbytes) {
 }
 
 HOST_QUIET static Fiber* idle_fiber() {
-  for (unsigned i = fiber_count; i-- > 0;) {
-    if (fibers[i].idle) {
-      fibers[i].idle = false;
-      return &fibers[i];
-    }
-  }
+  if (idle_count > 0) return idle_fibers[--idle_count];
   Fiber* fiber = &fibers[fiber_count++];
-  fiber->idle = false;
   char* memory = map_memory(STACK_NBYTES + 4096);
   mprotect(memory, 4096, PROT_NONE);
   fiber->stack = memory + 4096;
@@ -439,7 +438,7 @@ HOST_QUIET static int run_grid(dim3 grid, dim3 block, Order how, char* error, si
 #endif
   if (!message[0]) return 0;
   for (unsigned i = 0; i < fiber_count; i++) munmap(fibers[i].stack - 4096, STACK_NBYTES + 4096);
-  fiber_count = 0;
+  fiber_count = idle_count = 0;
   snprintf(error, error_nbytes, "%s", message);
   return 1;
 }
