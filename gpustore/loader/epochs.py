@@ -99,7 +99,10 @@ class Epochs:
 def _shared_memory() -> Any:
     from multiprocessing.sharedctypes import RawArray  # Most programs have no use for it.
 
-    return RawArray(ctypes.c_int64, 1 + _MOST_WORKERS)
+    try:
+        return RawArray(ctypes.c_int64, 1 + _MOST_WORKERS)
+    except OSError:  # There is no place for shared memory, and so for workers.
+        return None
 
 
 def _words(memory: Any) -> NDArray[np.int64]:
