@@ -92,12 +92,16 @@ class ChunkedSpec:
         """Return the members of the driver, without a kvstore that has no JSON."""
         members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
-            members = {**DEFAULTS, **members}
+            shared = ("cache_pool", "data_copy_concurrency")
+            members = {**DEFAULTS, **{id: id for id in shared}, **members}
         if self.kvstore is not None and self.kvstore.has_json:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
         members.update(self.format.members(self.metadata))
         schema = self.constrained()
         members.update(schema_members(self.constraints, rank_known=True))
+        if include_defaults:
+            whole = self.constraints.merged(rank=schema.rank, dtype=schema.dtype)
+            members["schema"] = whole.to_json()
         if schema.rank is not None and schema.domain is None:
             members["rank"] = schema.rank
         if schema.dtype is not None:

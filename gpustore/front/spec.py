@@ -373,6 +373,8 @@ class Spec(IndexedView):
             context = self._context.to_json(include_defaults)
             if context:
                 json["context"] = context
+        if include_defaults:
+            json.setdefault("context", {})
         # A copy: attributes in it are those of the opened array.
         return {name: ordered(from_python(json[name])) for name in sorted(json)}
 
@@ -450,7 +452,7 @@ def _driver_json(
         json["layers"] = [one.to_json(include_defaults) for one in _layers(driver)]
         return json
     if include_defaults and driver.id not in _NO_MODE:
-        json.update({name: False for name in MODE_FLAGS if name != "open"})
+        json.update({name: False for name in MODE_FLAGS if name not in ("open", "create")})
     json.update(mode.to_json())
     return json
 

@@ -562,10 +562,8 @@ class TensorStore(ShownArray):
         )
         return spec
 
-    def __copy__(self, memo: object = None) -> Self:
+    def __copy__(self) -> Self:
         return self  # It does not change.
-
-    __deepcopy__ = __copy__
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.transaction is not None:

@@ -227,3 +227,15 @@ def test_members_are_in_the_order_of_their_names():
         assert repr(ours) == repr(theirs)
     codec = {"driver": "zarr3", "codecs": [{"name": "gzip", "configuration": {"level": 5}}]}
     assert repr(gpustore.CodecSpec(codec).to_json()) == repr(ts.CodecSpec(codec).to_json())
+
+
+@each("name", ["zarr", "zarr2", "zarr3", "zarr3, schema", "n5", "assumed"])
+def test_defaults_are_those_of_tensorstore(name):
+    spec = {"driver": name, **DRIVERS[name]}
+    shown = [one.Spec(spec).to_json(include_defaults=True) for one in (gpustore, ts)]
+    for json in shown:  # TensorStore adds what all metadata have.
+        json.pop("metadata", None)
+    assert shown[0] == shown[1]
+    again = gpustore.Spec(gpustore.Spec(spec).to_json(include_defaults=True))
+    assert again.schema == gpustore.Spec(spec).schema
+    assert again.open_mode == gpustore.Spec(spec).open_mode
