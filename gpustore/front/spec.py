@@ -51,6 +51,7 @@ from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
+from gpustore.strict_json.member_order import ordered
 from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
@@ -59,7 +60,6 @@ from gpustore.strict_json.parsing import (
     expect_object,
     from_python,
     in_member,
-    ordered,
     quote,
 )
 from gpustore.strict_json.repr import pretty

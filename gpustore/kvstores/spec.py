@@ -13,7 +13,8 @@ from gpustore.kvstores.base import DriverKind
 from gpustore.kvstores.foreign import ForeignSpec
 from gpustore.kvstores.result import key_bytes
 from gpustore.runtime.context import Context, definitions
-from gpustore.strict_json.parsing import Members, from_python, ordered, quote
+from gpustore.strict_json.member_order import ordered
+from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpustore import registry
 from gpustore.errors import GpustoreError, MetadataError
+from gpustore.strict_json.member_order import ordered
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,
@@ -16,7 +17,6 @@ from gpustore.strict_json.parsing import (
     expect_str,
     from_python,
     in_member,
-    ordered,
     quote,
     text,
 )

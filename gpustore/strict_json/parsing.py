@@ -294,19 +294,6 @@ _PLAIN_TYPES = frozenset({bool, int, float, str, type(None)})
 _NAME_TYPES = frozenset({str})
 
 
-def ordered(value: JsonValue) -> JsonValue:
-    """Return a copy with the members of all objects in the order of their names.
-
-    >>> ordered({"b": [{"d": 1, "c": 2}], "a": None})
-    {'a': None, 'b': [{'c': 2, 'd': 1}]}
-    """
-    if type(value) is dict:
-        return {name: ordered(value[name]) for name in sorted(value)}
-    if type(value) is list:
-        return [item if type(item) in _PLAIN_TYPES else ordered(item) for item in value]
-    return value
-
-
 def from_python(value: object) -> JsonValue:
     """Convert an argument of a Python caller to JSON.
 
