@@ -319,7 +319,7 @@ def _of_keys(keys: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind == "c" or _is_integer(dtype):
         return keys
     kind = np.dtype(f"f{keys.dtype.itemsize}")
-    found: NDArray[Any] = _folded(keys).view(kind)
+    found: NDArray[Any] = np.asarray(_folded(keys)).view(kind)  # Of one key a number.
     found[np.isnan(found)] = np.nan
     return found
 
