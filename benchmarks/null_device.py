@@ -18,8 +18,8 @@ import numpy as np
 
 from gpustore.backends.device.foreign import ForeignArray, foreign_array
 from gpustore.codec_chain.layout import ChunkBytes
-from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
 from gpustore.device.kernels import instance
+from gpustore.device.own_kernels import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import DecoderState, MemoryInfo
 from gpustore.errors import UnsupportedError
 from tests.emulator import codecs

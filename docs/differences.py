@@ -276,20 +276,6 @@ def atomic_over_two_memories(api: ModuleType, folder: Path) -> object:
     return "commits"
 
 
-def key_in_a_deleted_range(api: ModuleType, folder: Path) -> object:
-    store = api.KvStore.open(f"file://{folder}/").result()
-    store["a/b"] = b"1"
-    transaction = api.Transaction()
-    staged = store.with_transaction(transaction)
-    staged.delete_range(api.KvStore.KeyRange("a/", "a0")).result()
-    staged["a/c"] = b"2"
-    try:
-        transaction.commit_sync()
-    except ValueError as error:
-        return str(error).partition(" ")[0] + " ..."  # Names and numbers of files differ.
-    return store.list().result()
-
-
 def illegal_staged_key(api: ModuleType, folder: Path) -> object:
     transaction = api.Transaction()
     store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
@@ -407,11 +393,6 @@ DIFFERENCES = (
         "atomic transaction over two kvstores in memory",
         atomic_over_two_memories,
         "readers could see one change before the other",
-    ),
-    Difference(
-        "key written in a deleted range of files",
-        key_in_a_deleted_range,
-        "keys below an emptied directory can be written",
     ),
     Difference(
         "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"

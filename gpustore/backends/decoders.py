@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST, NO_NVCOMP
 from gpustore.codec_chain.base import BytesCodec
-from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
+from gpustore.device.own_kernels import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import Decoders, DecoderState, DeviceCodec
 
 _ALIGNMENT = 16

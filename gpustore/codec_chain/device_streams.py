@@ -6,9 +6,10 @@ from typing import Final, overload
 
 import numpy as np
 
-from gpustore.device.command_list import OWN_KERNELS, CommandList, can_decompress, checks_bounds
+from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import Integers, Mask
 from gpustore.device.kernels.block import stream_launches
+from gpustore.device.own_kernels import OWN_KERNELS, can_decompress, checks_bounds
 from gpustore.device.protocol import Decoders, Device, Spans
 from gpustore.resources.gpu_decode_trust import Distrust
 

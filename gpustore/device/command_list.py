@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from gpustore.device.checksum import CHECKSUMS, Verdict, differing
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.guard import EMPTY_STREAMS, GUARD, NO_CHECKSUM, Guards
+from gpustore.device.own_kernels import OWN_KERNELS, checks_bounds
 from gpustore.device.protocol import (
-    STATUSES,
     Allocation,
     Argument,
     CodecBatch,
-    Decoders,
     Device,
     Pinned,
     Spans,
@@ -46,12 +45,6 @@ _WARPS_PER_BLOCK = 8
 SEGMENT_NBYTES = 64 << 10
 """Bytes that one thread block checks; not measured."""
 
-OWN_KERNELS = {"blosclz": "gs::decode_blosclz", "lz4": "gs::decode_lz4"}
-"""Codecs that the package decodes itself where the device's libraries do not."""
-
-NO_KERNEL = "no kernel of the package decodes it"
-"""Reason for which all other codecs need a library."""
-
 _NO_ROOM: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
 _Failures = Iterable[tuple[int, str]]
@@ -60,17 +53,6 @@ Check = Callable[[NDArray[np.uint8]], _Failures]
 """Function from the bytes of a :class:`Result` to rows that failed, with reasons."""
 
 _Step = Callable[[Stream, int, int], None]
-
-
-def can_decompress(device: Decoders, codec: str) -> bool:
-    """Whether :meth:`CommandList.decompress` supports this codec on this device."""
-    return device.codec(codec) is not None or device.own_kernel_failure(codec) is None
-
-
-def checks_bounds(device: Decoders, codec: str) -> bool:
-    """Whether the decoder of this codec on this device checks all bounds of damaged streams."""
-    known = device.codec(codec)
-    return codec in OWN_KERNELS if known is None else known.detects_damage
 
 
 class CommandList:
@@ -354,8 +336,9 @@ class CommandList:
         Parameters
         ----------
         codec : str
-            Codec for which :func:`can_decompress` is true. Alignments of `src` and `dst` are those
-            of the device's :class:`~gpustore.device.protocol.DeviceCodec`; any if it has none.
+            Codec for which :func:`~gpustore.device.own_kernels.can_decompress` is true. Alignments
+            of `src` and `dst` are those of the device's
+            :class:`~gpustore.device.protocol.DeviceCodec`; any if it has none.
         rows : ndarray of int64, optional
             Row each stream is part of; by default :attr:`rows`.
         table : Table, optional
@@ -368,7 +351,9 @@ class CommandList:
         sizes = dst.nbytes
         if table is None:
             table = self._codec_table(src, dst)
-        result = self.result(12 * count, lambda found: _wrong(found, owners, sizes, codec))
+        result = self.result(
+            12 * count, lambda found: CodecBatch.wrong(found, owners, sizes, codec)
+        )
         if self._device.codec(codec) is None:
             statuses = Result(result.offset + 8 * count, 4 * count)
             blocks = -(-count // _WARPS_PER_BLOCK)
@@ -605,19 +590,3 @@ class CommandList:
 def _address_of(array: NDArray[np.uint8]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _wrong(
-    found: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    expected: NDArray[np.uint64],
-    codec: str,
-) -> Iterator[tuple[int, str]]:
-    sizes, statuses = CodecBatch.results(found)
-    for i in ((statuses != 0) | (sizes != expected)).nonzero()[0].tolist():
-        status = int(statuses[i])
-        if status:
-            reason = f"{codec}: {STATUSES.get(status, 'unknown status')} ({status})"
-        else:
-            reason = f"{codec}: decodes to {sizes[i]} bytes, expected {expected[i]}"
-        yield int(rows[i]), reason

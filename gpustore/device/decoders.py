@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS
+from gpustore.device.own_kernels import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import DecoderState, Device, DeviceCodec
 from gpustore.device.self_test import STREAMS, SelfTests, library_failure, own_kernel_failure
 from gpustore.errors import DeviceWarning

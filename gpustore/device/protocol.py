@@ -25,7 +25,7 @@ that its memory is lost, all of them do, with the first message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -323,6 +323,23 @@ class CodecBatch:
         """Return sizes and statuses, shape (n,) each, in the downloaded 12 n bytes of `result`."""
         count = len(found) // 12
         return found[: 8 * count].view(np.uint64), found[8 * count :].view(np.int32)
+
+    @staticmethod
+    def wrong(
+        found: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        expected: NDArray[np.uint64],
+        codec: str,
+    ) -> Iterator[tuple[int, str]]:
+        """Yield each row whose stream did not decode to as many bytes as expected, and why."""
+        sizes, statuses = CodecBatch.results(found)
+        for i in ((statuses != 0) | (sizes != expected)).nonzero()[0].tolist():
+            status = int(statuses[i])
+            if status:
+                reason = f"{codec}: {STATUSES.get(status, 'unknown status')} ({status})"
+            else:
+                reason = f"{codec}: decodes to {sizes[i]} bytes, expected {expected[i]}"
+            yield int(rows[i]), reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpustore.device.command_list import OWN_KERNELS
+from gpustore.device.own_kernels import OWN_KERNELS
 from gpustore.device.protocol import STATUSES, CodecBatch, Device, Spans, Stream
 from gpustore.errors import DeviceError, DeviceWarning
 

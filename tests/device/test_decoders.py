@@ -10,7 +10,7 @@ import gpustore
 from gpustore.backends.decoders import GpuDecoders
 from gpustore.codec_chain.device_streams import cannot
 from gpustore.device import decoders, self_test
-from gpustore.device.command_list import NO_KERNEL, OWN_KERNELS, can_decompress
+from gpustore.device.own_kernels import NO_KERNEL, OWN_KERNELS, can_decompress
 from gpustore.errors import DeviceWarning
 from tests.emulator import codecs
 from tests.emulator.device import EmulatedDevice
