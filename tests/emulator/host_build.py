@@ -35,9 +35,9 @@ _FLAGS = ["-std=gnu++17", "-fno-strict-aliasing", "-fvisibility=hidden", "-share
 _WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
 SANITIZER_FLAGS = {
     "": ["-O1"],
-    "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "thread": ["-O1", "-g1", "-fsanitize=thread"],
-    "host-thread": ["-O1", "-g1", "-fsanitize=thread", "-DHOST_ONE_THREAD"],
+    "address": ["-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-Og", "-g1", "-fsanitize=thread"],
+    "host-thread": ["-Og", "-g1", "-fsanitize=thread", "-DHOST_ONE_THREAD"],
 }
 
 
