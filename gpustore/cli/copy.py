@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpustore
 from gpustore.cli.failure import CommandError
-from gpustore.cli.options import add_place_options, add_progress_options, extents, integer
+from gpustore.cli.options import add_place_options, add_progress_options, extent_or_extents, integer
 from gpustore.cli.places import copying_context, specs_of
 from gpustore.cli.screen import Screen
 from gpustore.display.array_info import FORMATS
@@ -45,11 +45,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("target", metavar="TARGET", help="URL or path of the copy")
     command.add_argument(
-        "--chunks", type=extents, metavar="N,N,...", help="extents of a chunk, e.g. 64,64,64"
+        "--chunks",
+        type=extent_or_extents,
+        metavar="N,N,...",
+        help="extents of a chunk, e.g. 64,64,64, or 64 for all dimensions",
     )
     command.add_argument(
         "--shards",
-        type=extents,
+        type=extent_or_extents,
         metavar="N,N,...",
         help="extents of a shard, multiples of those of a chunk; Zarr v3 only "
         "(default: with --chunks no shards, otherwise as in the source)",

@@ -50,6 +50,12 @@ def extents(text: str) -> list[int]:
     return found
 
 
+def extent_or_extents(text: str) -> int | list[int]:
+    """Argument type: an extent for all dimensions, or extents along each, at least 1."""
+    found = extents(text)
+    return found[0] if len(found) == 1 else found
+
+
 def integer(smallest: int, largest: int) -> Callable[[str], int]:
     """Argument type: a whole number in a range."""
 

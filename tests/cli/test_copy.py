@@ -299,6 +299,12 @@ NAMED = metadata3(
 )
 
 
+def test_one_extent_is_that_of_all_dimensions(sources, copied):
+    path, _ = copied(sources["v2 blosc"], "--zarr-format 3 --chunks 2 --shards 4")
+    store = gpustore.open(path).result()
+    assert (store.chunks, store.shards) == ((2, 2, 2), (4, 4, 4))
+
+
 def test_names_units_and_attributes_stay_in_zarr3(copied, tmp_path):
     create(tmp_path / "a", "zarr3", NAMED)
     path, out = copied(tmp_path / "a", "--chunks 2,2,2")
