@@ -5,11 +5,12 @@ import numcodecs
 import numpy as np
 import pytest
 
-from gpustore.device.command_list import UNWRITTEN, CommandList, can_decompress
+from gpustore.device.command_list import UNWRITTEN, CommandList
 from gpustore.device.encoded_columns import EncodedColumns
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.kernels.launch import Listed, indexed_launches
 from gpustore.device.kernels.run import Rows
+from gpustore.device.own_kernels import can_decompress
 from gpustore.device.protocol import Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.device_values import decode_on
