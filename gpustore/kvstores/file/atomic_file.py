@@ -3,9 +3,10 @@
 A value is written to ``<key>.<pid>-<tag>.__lock`` beside the key and then renamed onto it, so a
 reader sees the old value or the new one and never a part. The suffix makes TensorStore hide the
 file. The first half of the tag stands for the machine and process namespace in which the pid
-means something, the second half is random. A value that is written under the lock of its key needs
-no second name: it is written into the lock file, as TensorStore does (:meth:`HeldLock.rename
-<gpustore.kvstores.file.lock.HeldLock.rename>`, and ``kernels/host/write.h``).
+means something, the second half is random. A value that is written under the lock of its key, and
+without a condition, needs no second name: it is written into the lock file, as TensorStore does
+(:meth:`HeldLock.rename <gpustore.kvstores.file.lock.HeldLock.rename>`, and
+``kernels/host/write.h``).
 """
 
 from __future__ import annotations

@@ -149,7 +149,10 @@ class WriteBatch:
             with self._lock(directory, name, key) as lock:
                 if if_equal and _generation_at(directory, name) != if_equal:
                     return b""
-                if lock.descriptor >= 0:
+                # What a condition protects, a manifest for example, other libraries write as well.
+                # TensorStore writes into the lock file that a killed process leaves, and does not
+                # cut it off: it must be empty.
+                if lock.descriptor >= 0 and not if_equal:
                     status = fill(lock.descriptor, (value,), sync=sync)
                     # A file system may tell only now that it has no room. The lock is held on.
                     os.close(os.dup(lock.descriptor))

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import tensorstore
 
+from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.file import directory as directories
 from gpustore.kvstores.file.atomic_file import TemporaryFile, _origin_tag, clean_up
 from gpustore.kvstores.kvstore import KvStore
@@ -107,3 +109,18 @@ def test_versions_differ_even_if_inode_and_size_are_the_same(tmp_path):
     store = KvStore.open({"driver": "file", "path": f"{tmp_path}/", "file_io_sync": False}).result()
     generations = [store.write("a", b"%03d" % i).result().generation for i in range(200)]
     assert len(set(generations)) == 200
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_killed_conditional_write_leaves_nothing_in_the_lock_file(tmp_path):
+    """TensorStore writes into a lock file that it finds, and does not cut off what is behind."""
+    store = KvStore.open(f"file://{tmp_path}/").result()
+    child = os.fork()
+    if child == 0:
+        os.rename = lambda *arguments, **names: os._exit(0)
+        store.write("a", bytes(100), if_equal=ABSENT).result()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / "a.__lock").exists()
+    tensorstore.KvStore.open(f"file://{tmp_path}/").result().write("a", b"short").result()
+    assert store["a"] == b"short"
