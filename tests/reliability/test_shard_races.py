@@ -1,14 +1,10 @@
 """Several writers of one shard, readers while it is replaced, and writers that are killed."""
 
-import os
-import random
-import signal
-import time
-
 import numpy as np
 import pytest
 
 import gpustore
+from tests.killed_process import deaths, needs_compiler
 from tests.reliability.scales import scales
 from tests.reliability.subprocesses import run_together, start
 from tests.reliability.worker import QUICK
@@ -113,25 +109,21 @@ def test_shard_that_is_replaced_while_it_is_read(tmp_path, codecs, location, sec
     assert len(seen) > 5
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", scales(KILLS, LONG_KILLS))
 def test_killed_writer_leaves_the_old_or_the_new_shard(tmp_path, kills):
     path = tmp_path / "a"
     store = create(path, "zstd")
-    generator = random.Random(6)
-    with start("overwrite", "zarr3", path, kills) as worker:
-        for i in range(kills):
-            pid = int(worker.stdout.readline())
-            time.sleep(generator.uniform(0.005, 0.1))  # Any moment will do.
-            os.kill(pid, signal.SIGKILL)
-            assert worker.stdout.readline() == "dead\n", worker.stderr.read()
-            found = store.read().result()
-            # All of it is of one version, but for the first column, which is of the one before.
-            assert (found[:, 1:] == found[0, 1]).all()
-            assert (found[:, 0] == found[0, 0]).all()
-            assert 0 <= int(found[0, 1]) - int(found[0, 0]) <= 1
-            assert found[0, 1] > 1000 * (i + 1)
-        worker.communicate(timeout=60)
+    for i in deaths(
+        "tests.reliability.worker", "overwrite", "zarr3", path, kills=kills, most=40, seed=6
+    ):
+        found = store.read().result()
+        # All of it is of one version, but for the first column, which is of the one before.
+        assert (found[:, 1:] == found[0, 1]).all()
+        assert (found[:, 0] == found[0, 0]).all()
+        assert 0 <= int(found[0, 1]) - int(found[0, 0]) <= 1
+        assert found[0, 1] > 1000 * (i + 1)
     store[0, 0] = 5  # Its first write in this directory was before the kills.
     with start("write-whole", "zarr3", path, 0) as worker:
         worker.communicate(timeout=60)

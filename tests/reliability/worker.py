@@ -1,7 +1,7 @@
 """What the tests of this folder run in processes of their own.
 
-worker.py overwrite NAME PATH COUNT      children that write until they are killed
-worker.py commit URL ATOMIC COUNT        children that commit transactions until they are killed
+worker.py overwrite NAME PATH MOMENT...  children that write until each is killed at its moment
+worker.py commit URL ATOMIC MOMENT...    children that commit transactions until they are killed
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
@@ -29,6 +29,7 @@ import numpy as np
 import gpustore
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.runtime.statistics import STATISTICS
+from tests.killed_process import die_at_moment, in_dying_child
 from tests.reliability.array_on_disk import create
 from tests.waiting import wait_until
 
@@ -42,42 +43,44 @@ def open_quickly(path):
 # --------------------------------------------------------------------------- kill
 
 
-def overwrite(name, path, count):
+def overwrite(name, path, *moments):
     """Let children write versions of an array, one child after the other, until killed."""
     del name
-    version = itertools.count(1)
-    for _ in range(int(count)):
+    open_quickly(path).write(1).result()  # Imports once what each child needs.
+
+    def write(first, moment):
+        store = open_quickly(path)
+        store.write(first).result()
+        die_at_moment(moment)
+        for i in itertools.count(first + 1):
+            # Whole chunks, and before that each chunk but for its first column, which stays.
+            (store if i % 2 else store[:, 1:]).write(i).result()
+
+    for child, moment in enumerate(moments, 1):
         # Each child goes on where the last one may have stopped.
-        start = next(version) * 1000 + 1  # Odd: all chunks are written whole.
-        pid = os.fork()
-        if not pid:
-            store = open_quickly(path)
-            half = store[:, 1:]
-            for i in range(start, start + 1000):
-                # Whole chunks, and then each chunk but for its first column, which stays.
-                (store if i % 2 else half).write(i).result()
-                if i == start:
-                    print(os.getpid(), flush=True)
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
+        in_dying_child(lambda child=child, moment=moment: write(child * 1000 + 1, moment))
 
 
-def commit(url, atomic, count):
+def commit(url, atomic, *moments):
     """Let children commit versions of an array, one child after the other, until killed."""
-    for child in range(1, int(count) + 1):
-        pid = os.fork()
-        if not pid:
-            store = gpustore.open(url, context=gpustore.Context(QUICK)).result()
-            start = child * 1000
-            for i in range(start, start + 1000):
-                with gpustore.Transaction(atomic=atomic == "True") as transaction:
-                    staged = store.with_transaction(transaction)
-                    staged[:, :5] = i  # The chunks in parts.
-                    staged[:, 5:] = i
-                if i == start:
-                    print(os.getpid(), flush=True)
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
+
+    def change(store, value):
+        with gpustore.Transaction(atomic=atomic == "True") as transaction:
+            staged = store.with_transaction(transaction)
+            staged[:, :5] = value  # The chunks in parts.
+            staged[:, 5:] = value
+
+    change(open_quickly(url), 1)  # Imports once what each child needs.
+
+    def commit_versions(first, moment):
+        store = open_quickly(url)
+        change(store, first)
+        die_at_moment(moment)
+        for i in itertools.count(first + 1):
+            change(store, i)
+
+    for child, moment in enumerate(moments, 1):
+        in_dying_child(lambda child=child, moment=moment: commit_versions(child * 1000, moment))
 
 
 # --------------------------------------------------------------------------- fork

@@ -1,13 +1,9 @@
 """Temporary files, killed writers and what is left of them."""
 
 import os
-import random
 import re
-import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import tensorstore
@@ -16,8 +12,7 @@ from gpustore.kvstores.columns import ABSENT
 from gpustore.kvstores.file import directory as directories
 from gpustore.kvstores.file.atomic_file import TemporaryFile, _origin_tag, clean_up
 from gpustore.kvstores.kvstore import KvStore
-
-WORKER = Path(__file__).with_name("worker.py")
+from tests.killed_process import deaths, needs_compiler
 
 
 @pytest.fixture
@@ -33,25 +28,18 @@ def dead_pid():
     return process.pid
 
 
+@needs_compiler
 @pytest.mark.matrix("costly")
 @pytest.mark.slow
 def test_killed_writers_leave_a_whole_value_and_their_traces_go(tmp_path):
-    pause = random.Random(1)
     traces = 0
-    worker = subprocess.Popen(
-        [sys.executable, WORKER, "overwrite", f"{tmp_path}/", "30"], stdout=subprocess.PIPE
-    )
-    for _ in range(30):
-        pid = int(worker.stdout.readline())
-        time.sleep(pause.uniform(0, 0.02))  # Any moment will do.
-        os.kill(pid, signal.SIGKILL)
-        assert worker.stdout.readline() == b"dead\n"
+    worker = "tests.kvstores.file.worker"
+    for _ in deaths(worker, "overwrite", f"{tmp_path}/", "os", kills=30, most=20, seed=1):
         traces += sum(name.endswith("__lock") for name in os.listdir(tmp_path))
         if (tmp_path / "v").exists():
             value = (tmp_path / "v").read_bytes()
             nbytes = (1 << 20) if int(value[:9]) % 2 else 1000
             assert value == value[:10] * (nbytes // 10)
-    worker.communicate(timeout=60)
     assert traces
     directories._cleaned.clear()
     store = KvStore.open(f"{tmp_path}/").result()

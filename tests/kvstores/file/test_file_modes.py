@@ -5,12 +5,7 @@
 import errno
 import itertools
 import os
-import random
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +20,7 @@ from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.kvstores.base import Replacement
 from gpustore.kvstores.columns import ABSENT, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.kvstore import KvStore
+from tests.killed_process import deaths, needs_compiler
 from tests.kvstores.contract import *
 from tests.kvstores.processes import run_together
 from tests.matrix import each
@@ -193,26 +189,16 @@ def test_values_replaced_piece_by_piece_are_read_before_they_are_overwritten(tmp
     assert store["a"] == b"8967452301"
 
 
+@needs_compiler
 @pytest.mark.long
 def test_killed_writer_in_place_leaves_the_beginning_of_a_value(tmp_path):
     store = KvStore.open(spec(tmp_path, "non_atomic")).result()
     store["v"] = b"%09d," % 0
-    kills = 30
-    generator = random.Random(2)
-    worker = subprocess.Popen(
-        [sys.executable, WORKER, "overwrite", f"{tmp_path}/", str(kills), "non_atomic"],
-        stdout=subprocess.PIPE,
-    )
-    for _ in range(kills):
-        pid = int(worker.stdout.readline())
-        time.sleep(generator.uniform(0.01, 0.05))  # Any moment will do.
-        os.kill(pid, signal.SIGKILL)
-        assert worker.stdout.readline() == b"dead\n"
+    worker = "tests.kvstores.file.worker"
+    for _ in deaths(worker, "overwrite", f"{tmp_path}/", "non_atomic", kills=30, most=20, seed=2):
         value = store["v"]
         assert value == (value[:10] * (len(value) // 10 + 1))[: len(value)]
         assert os.listdir(tmp_path) == ["v"]
-    worker.communicate(timeout=60)
-    assert worker.returncode == 0
     store["v"] = b"whole again"
     assert store["v"] == b"whole again"
 

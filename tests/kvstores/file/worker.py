@@ -1,11 +1,10 @@
 """Programs that the tests of the file kvstore run in processes of their own.
 
 worker.py increment {gpustore|tensorstore} PATH COUNT [LOCKING]
-worker.py overwrite PATH COUNT [LOCKING]
+worker.py overwrite PATH LOCKING MOMENT...
 """
 
 import itertools
-import os
 import sys
 
 
@@ -50,25 +49,25 @@ def increment_tensorstore(path, count, *locking):
                 break
 
 
-def overwrite(path, count, *locking):
-    """Let `count` children, one after the other, write until they are killed."""
+def overwrite(path, locking, *moments):
+    """Let children write, one after the other, until they are killed."""
     from gpustore.kvstores.kvstore import KvStore
+    from tests.killed_process import die_at_moment, in_dying_child
 
-    for _ in range(count):
-        pid = os.fork()
-        if not pid:
-            store = KvStore.open(spec(path, *locking)).result()
-            print(os.getpid(), flush=True)
-            for i in itertools.count():
-                nbytes = (1 << 20) if i % 2 else 1000
-                store["v"] = (b"%09d," % i) * (nbytes // 10)
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
+    def write(moment):
+        store = KvStore.open(spec(path, locking)).result()
+        die_at_moment(moment)
+        for i in itertools.count():
+            nbytes = (1 << 20) if i % 2 else 1000
+            store["v"] = (b"%09d," % i) * (nbytes // 10)
+
+    for moment in moments:
+        in_dying_child(lambda moment=moment: write(moment))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "overwrite":
-        overwrite(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+        overwrite(*sys.argv[2:])
     elif sys.argv[2] == "gpustore":
         increment_gpustore(sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
     else:

@@ -1,13 +1,12 @@
 """Programs that the tests of commits run in processes of their own.
 
 ocdbt_worker.py commit {gpustore|tensorstore} PATH CONFIG NAME COUNT
-ocdbt_worker.py overwrite PATH CONFIG COUNT
-ocdbt_worker.py overwrite_tensorstore PATH CONFIG
+ocdbt_worker.py overwrite PATH CONFIG MOMENT...
+ocdbt_worker.py overwrite_tensorstore PATH CONFIG MOMENT
 """
 
 import itertools
 import json
-import os
 import sys
 import tempfile
 
@@ -56,33 +55,35 @@ def commit_tensorstore(path, config, name, count):
                 break
 
 
-def overwrite(path, config, count):
-    """Let `count` children, each when a line comes, commit until they are killed."""
+def overwrite(path, config, *moments):
+    """Let children commit, one after the other, until they are killed."""
     from gpustore.kvstores.columns import WriteRequest
     from gpustore.kvstores.kvstore import KvStore
+    from tests.killed_process import die_at_moment, in_dying_child
 
     with tempfile.TemporaryDirectory() as folder:  # Imports once what each child needs.
         KvStore.open(spec(f"{folder}/", config)).result()["a"] = b"first"
-    for _ in range(count):
-        sys.stdin.readline()
-        pid = os.fork()
-        if not pid:
-            store = KvStore.open(spec(path, config)).result()
-            print(os.getpid(), flush=True)
-            for i in itertools.count():
-                value = b"%09d" % i
-                batch = WriteRequest(["a", "b", f"c/{i % 50}"], [value, value * 1000, value * 20])
-                store.write_many(batch).raise_first()
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
+
+    def write(moment):
+        store = KvStore.open(spec(path, config)).result()
+        die_at_moment(moment)
+        for i in itertools.count():
+            value = b"%09d" % i
+            batch = WriteRequest(["a", "b", f"c/{i % 50}"], [value, value * 1000, value * 20])
+            store.write_many(batch).raise_first()
+
+    for moment in moments:
+        in_dying_child(lambda moment=moment: write(moment))
 
 
-def overwrite_tensorstore(path, config):
+def overwrite_tensorstore(path, config, moment):
     """Commit with TensorStore until killed."""
     import tensorstore as ts
 
+    from tests.killed_process import die_at_moment
+
     store = ts.KvStore.open(spec(path, config)).result()
-    print("ready", flush=True)
+    die_at_moment(moment)
     for i in itertools.count():
         transaction = ts.Transaction(atomic=True)
         together = store.with_transaction(transaction)
@@ -95,7 +96,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "overwrite_tensorstore":
         overwrite_tensorstore(*sys.argv[2:])
     elif sys.argv[1] == "overwrite":
-        overwrite(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+        overwrite(*sys.argv[2:])
     else:
         commit = commit_gpustore if sys.argv[2] == "gpustore" else commit_tensorstore
         commit(*sys.argv[3:6], int(sys.argv[6]))

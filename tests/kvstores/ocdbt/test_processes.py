@@ -1,21 +1,19 @@
 """Databases that several processes write at the same time, and writers that are killed."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import tensorstore as ts
 
 from gpustore.kvstores.kvstore import KvStore
+from tests.killed_process import deaths, needs_compiler, start
 from tests.kvstores.processes import run_together
 
 WORKER = str(Path(__file__).with_name("ocdbt_worker.py"))
+MODULE = "tests.kvstores.ocdbt.ocdbt_worker"
 LIBRARIES = ("gpustore", "tensorstore")
 
 
@@ -69,21 +67,9 @@ def test_processes_of_both_lose_nothing_long(tmp_path, kind):
 
 def check_killed(path, kind, count):
     """After each death the last commit is there whole, and others go on from it."""
-    pause = random.Random(1)
     config = json.dumps({"manifest_kind": kind, "max_decoded_node_bytes": 400})
-    worker = subprocess.Popen(
-        [sys.executable, WORKER, "overwrite", f"{path}/", config, str(count)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
     last = 0
-    for i in range(count):
-        worker.stdin.write(b"go\n")
-        worker.stdin.flush()
-        pid = int(worker.stdout.readline())
-        time.sleep(pause.uniform(0, 0.05))  # Any moment will do.
-        os.kill(pid, signal.SIGKILL)
-        assert worker.stdout.readline() == b"dead\n"
+    for i in deaths(MODULE, "overwrite", f"{path}/", config, kills=count, most=40, seed=1):
         ours, theirs = open_both(path)
         found = items(ours)
         assert found == items(theirs)
@@ -95,28 +81,27 @@ def check_killed(path, kind, count):
             (theirs if i % 2 else ours)["other"] = b"%d" % i
             assert open_both(path)[1 - i % 2]["other"] == b"%d" % i
             assert ours.driver._version().generation == generation + 1
-    worker.communicate(timeout=60)
     assert last
 
 
+@needs_compiler
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 def test_killed_writers_leave_the_last_commit(tmp_path, kind):
     check_killed(tmp_path, kind, 30)
 
 
+@needs_compiler
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 def test_writers_continue_after_a_killed_tensorstore(tmp_path, kind):
-    pause = random.Random(2)
+    moments = random.Random(2)
     config = json.dumps({"manifest_kind": kind})
     generation = 0
     for i in range(6):
-        command = [sys.executable, WORKER, "overwrite_tensorstore", f"{tmp_path}/", config]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
-            assert worker.stdout.readline() == b"ready\n"
-            time.sleep(pause.uniform(0.02, 0.1))  # Any moment will do.
-            worker.kill()
+        moment = moments.randrange(1, 40)
+        with start(MODULE, "overwrite_tensorstore", f"{tmp_path}/", config, moment) as worker:
+            assert worker.wait(timeout=60) == -signal.SIGKILL
         ours, theirs = open_both(tmp_path)
         found = items(ours)
         assert found == items(theirs)

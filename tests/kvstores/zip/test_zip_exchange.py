@@ -3,9 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -17,19 +14,13 @@ import zarr
 
 import gpustore
 from gpustore.kvstores.kvstore import KvStore
+from tests.killed_process import deaths, needs_compiler, start
 from tests.kvstores.processes import run_together
 
 WORKER = Path(__file__).with_name("zip_worker.py")
+MODULE = "tests.kvstores.zip.zip_worker"
 KEYS = ["zarr.json", "a/b", "a/c", "a.b", "日本/x", "c/0/0", "c/0/1"]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))]
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
 
 
 def drawn_value(draw):
@@ -219,6 +210,7 @@ def test_writers_in_two_processes_lose_nothing(tmp_path, libraries):
     assert sorted(store.list().result()) == sorted([b"n", *expected])
 
 
+@needs_compiler
 @pytest.mark.long
 def test_killed_writers_leave_the_old_archive_or_the_new_one(tmp_path):
     path = tmp_path / "a.zip"
@@ -226,14 +218,7 @@ def test_killed_writers_leave_the_old_archive_or_the_new_one(tmp_path):
     store["v"] = b"%09d," % 0
     store["kept"] = os.urandom(300_000)
     kept = store["kept"]
-    draw = random.Random(3)
-    kills = 30
-    worker = start("overwrite", path, kills)
-    for _ in range(kills):
-        pid = int(worker.stdout.readline())
-        time.sleep(draw.uniform(0.005, 0.1))  # Any moment will do.
-        os.kill(pid, signal.SIGKILL)
-        assert worker.stdout.readline() == b"dead\n"
+    for _ in deaths(MODULE, "overwrite", path, kills=30, most=20, seed=3):
         # A lock, and one new archive that was not finished: the next writer removes it.
         names = {file.name for file in tmp_path.iterdir()} - {"a.zip", "a.zip.__lock"}
         assert len(names) <= 1
@@ -242,13 +227,13 @@ def test_killed_writers_leave_the_old_archive_or_the_new_one(tmp_path):
         assert store["kept"] == kept
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
-    worker.communicate(timeout=100)
     store["v"] = b"end"
     assert sorted(store.list().result()) == [b"kept", b"v"]
     again = KvStore.open(f"file://{path}|zip:", context=gpustore.Context()).result()
     assert again["v"] == b"end"
 
 
+@needs_compiler
 @pytest.mark.long
 def test_killed_writers_of_both_libraries_lose_nothing_of_others(tmp_path):
     path = tmp_path / "a.zip"
@@ -258,15 +243,16 @@ def test_killed_writers_of_both_libraries_lose_nothing_of_others(tmp_path):
     draw = random.Random(7)
     libraries = ["gpustore", "tensorstore"]
     for step in range(4):
-        workers = [start("write", library, path) for library in libraries]
+        workers = [
+            start(MODULE, "write", library, path, draw.randrange(1, 30)) for library in libraries
+        ]
         for worker in workers:
-            assert worker.stdout.readline() == b"ready\n"
+            assert worker.stdout.readline() == "ready\n"
         for i in range(3):
-            time.sleep(draw.uniform(0.005, 0.05))  # Any moment will do.
             store[f"{step}/{i}"] = model[f"{step}/{i}"] = draw.randbytes(100)
         for worker in workers:
-            worker.kill()
-            worker.communicate(timeout=30)
+            worker.communicate(timeout=60)
+            assert worker.returncode == -signal.SIGKILL
         theirs = tensorstore.KvStore.open(f"file://{path}|zip:").result()
         for one in (store, theirs):
             found = {key.decode(): one[key] for key in one.list().result()}

@@ -1,12 +1,11 @@
 """Programs that the tests of the zip kvstore run in processes of their own.
 
 zip_worker.py increment {gpustore|tensorstore} PATH OWN_KEY COUNT
-zip_worker.py overwrite PATH COUNT
-zip_worker.py write {gpustore|tensorstore} PATH
+zip_worker.py overwrite PATH MOMENT...
+zip_worker.py write {gpustore|tensorstore} PATH MOMENT
 """
 
 import itertools
-import os
 import sys
 
 
@@ -33,32 +32,37 @@ def increment(library, path, own_key, count):
         store.write(f"{own_key}/{i}", b"done" * 10).result()
 
 
-def overwrite(path, count):
-    """Let `count` children, one after the other, write until they are killed."""
+def overwrite(path, *moments):
+    """Let children write, one after the other, until they are killed."""
+    from tests.killed_process import die_at_moment, in_dying_child
+
     open_store("gpustore", path)  # What it imports the children have.
-    for _ in range(count):
-        pid = os.fork()
-        if not pid:
-            store = open_store("gpustore", path)
-            print(os.getpid(), flush=True)
-            for i in itertools.count():
-                store["v"] = (b"%09d," % i) * (100_000 if i % 2 else 100)
-        os.waitpid(pid, 0)
-        print("dead", flush=True)
+
+    def write_values(moment):
+        store = open_store("gpustore", path)
+        die_at_moment(moment)
+        for i in itertools.count():
+            store["v"] = (b"%09d," % i) * (100_000 if i % 2 else 100)
+
+    for moment in moments:
+        in_dying_child(lambda moment=moment: write_values(moment))
 
 
-def write(library, path):
+def write(library, path, moment):
     """Write the library's own key until it is killed."""
+    from tests.killed_process import die_at_moment
+
     store = open_store(library, path)
     for i in itertools.count():
         store.write(library, (b"%09d," % i) * (50_000 if i % 2 else 100)).result()
         if not i:
             print("ready", flush=True)
+            die_at_moment(moment)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "overwrite":
-        overwrite(sys.argv[2], int(sys.argv[3]))
+        overwrite(*sys.argv[2:])
     elif sys.argv[1] == "write":
         write(*sys.argv[2:])
     else:
