@@ -11,6 +11,7 @@ import types
 import typing
 import weakref
 from asyncio import CancelledError
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed, new, ready
 from gpustore.runtime.promise import Promise
+from tests.waiting import wait_until
 
 
 @pytest.fixture(params=[gpustore, tensorstore], ids=["gpustore", "tensorstore"])
@@ -370,8 +372,7 @@ def _result_by_callback(future):
 
 
 def _poll(future):
-    while not future.done():
-        time.sleep(0)
+    wait_until(future.done)
 
 
 def test_deferred_runs_once_when_many_ask(executor):
@@ -525,9 +526,10 @@ def test_raising_makes_no_cycle():
 # ------------------------------------------------------- Ctrl-C
 
 _INTERRUPT = """
-    import os, signal, threading, time
+    import os, signal, threading
     from gpustore.runtime.executor import Executor
     from gpustore.runtime.future import Future
+    from tests.waiting import wait_until
 
     # A shell may have told its background jobs to ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -537,8 +539,7 @@ _INTERRUPT = """
 
     def interrupt(waited_for=True):
         made.wait()
-        while waited_for and not future._waiters:
-            time.sleep(0)
+        wait_until(lambda: not waited_for or future._waiters)
         os.kill(os.getpid(), signal.SIGINT)
         release.wait()
 
@@ -568,7 +569,12 @@ _INTERRUPT = """
 def test_ctrl_c_cancels_queued_work(make):
     code = textwrap.dedent(_INTERRUPT).replace("MAKE", make)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=Path(__file__).parents[2],
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["interrupted", "cancelled", "begun []"]

@@ -1,8 +1,8 @@
 """Finds one thing and never ends, without a step that anybody could pass over."""
 
-import time
+import signal
 
 
 def run(findings, target, variant):
     findings.note("first", 1)
-    time.sleep(600)
+    signal.pause()
