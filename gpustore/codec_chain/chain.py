@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -309,6 +309,23 @@ class CodecChain:
     def is_for_host(self) -> bool:
         """Whether no device is to decode any value."""
         return self._distrust is not None and self._distrust.of_all
+
+    def of_bytes(self, rank: int) -> CodecChain:
+        """Return the chain of arrays that show the bytes of stored records, unchecked.
+
+        `rank` is the number of dimensions without those inside a record.
+        """
+        layout = self.layout
+        chain = copy(self)
+        chain.layout = replace(
+            layout,
+            dtype=np.dtype(np.uint8),
+            shape=(*layout.shape[:rank], layout.record),
+            strides=(*layout.strides[:rank], 1),
+            offset=0,
+        )
+        chain._check = chain._normalize = None
+        return chain
 
     def device_streams(self, count: int) -> list[Streams]:
         """Estimate the streams in `count` values that the libraries of a device decode."""

@@ -409,6 +409,14 @@ class ChunkedArray:
             return int(self.grid.edges[d].starts(np.array([number]))[0])
         return number * self.key_ratio[d] * self.chunk_shape[d]
 
+    def inner_chunks(self, cell: Sequence[int]) -> int:
+        """Count the innermost chunks of the key of a chunk that lie inside the array."""
+        count = 1
+        for d, at in enumerate(cell):
+            size, ratio = self.shape[d] - self.first_of_key(d, at), self.key_ratio[d]
+            count *= min(ratio, -(-size // self.chunk_shape[d]))
+        return count
+
     def parts(self, plan: ChunkPlan) -> int:
         """Choose the number of parts of a plan, one a task.
 

@@ -1,7 +1,7 @@
 """Writes of an array in a transaction: layers over its chunks, which are kept until the commit.
 
-1. Plan as for any write (:mod:`gpustore.pipelines.write`), and copy the source: elements on a
-   device are copied to host memory, where the host encodes them later.
+1. Plan as for any write (:mod:`gpustore.pipelines.write`), and copy the source to host memory,
+   where the host encodes it later.
 2. Give the kvstore what the write lays over each key (:mod:`gpustore.kvstores.transaction`).
 3. When somebody needs the value, a reader in the transaction or the commit, all layers of the key
    are laid over what is stored, and encoded once (:mod:`gpustore.pipelines.value_change`).
@@ -9,19 +9,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from gpustore.backends.base import Layer, Memory
+from gpustore.backends.base import Layer
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.transaction.staged_value import Overlayer
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.staged_chunk import (
-    StagedChunk,
+    StagedChunks,
     are_worth_merging,
-    can_merge,
     part_of_chunk,
+    staged_array,
+    staged_elements,
+    staged_layer,
+    staged_source,
 )
 from gpustore.pipelines.value_change import encoded, is_whole
 from gpustore.pipelines.writes_under_way import layers_of
@@ -30,6 +33,7 @@ from gpustore.runtime.future import ready
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.transaction import Transaction, at_once
 from gpustore.runtime.write_futures import WriteFutures
+from gpustore.strict_json.parsing import dump
 
 
 class LayerStage(Protocol):
@@ -61,11 +65,12 @@ def staged_write(
     TransactionError
         Through the Futures.
     """
-    writes = store.transaction._shared(array, lambda: _StagedWrites(array))
+    transaction = store.transaction
+    writes = transaction._shared(id(array), lambda: _StagedWrites(array, transaction))
     if writes.put(store, transform, source):
         done = ready(None)
         return WriteFutures(done, done)
-    planned = writes.planned(transform, source)
+    planned = writes.planned(transform, source, transaction)
 
     def stage() -> None:
         for overlayer, layers in planned:
@@ -82,13 +87,17 @@ class _StagedWrites:
     ----------
     array : ChunkedArray
         The array outside of the transaction.
+    transaction : Transaction
+        Not kept.
     """
 
-    def __init__(self, array: ChunkedArray) -> None:
+    def __init__(self, array: ChunkedArray, transaction: Transaction) -> None:
         self.array = array
         self._overlayers: dict[tuple[int, ...], _Overlayer] = {}
-        self._merges = can_merge(array)
         self._key = array.format().key
+        self._ratio = array.key_ratio[: array.key_rank]
+        if array.grid is None:
+            self._add_overlayer(array, transaction)
 
     def put(self, store: LayerStage, transform: IndexTransform, source: Any) -> bool:
         """Lay a write over the merged ones of its chunk; return whether there are any.
@@ -98,47 +107,70 @@ class _StagedWrites:
         MismatchError, TypeError
         """
         array = self.array
-        part = part_of_chunk(array, transform) if self._merges else None
+        part = part_of_chunk(array, transform)
         if part is None:
             return False
-        key = self._key(part.cell[: array.key_rank])
-        with store.merged(key, self._overlayer(array)) as merged:
+        key = self._key([at // ratio for at, ratio in zip(part.cell, self._ratio)])
+        with store.merged(key, self._overlayers[array.chunk_shape]) as merged:
             if merged is None:
                 return False
             memory = array.backend.source(source, transform.domain, array.dtype)
-            merged.put(part, array.backend.elements(memory))
+            merged.put(part, staged_elements(array, array.backend.elements(memory)))
         STATISTICS.add(writes=1, chunks_planned=1)
         return True
 
     def planned(
-        self, transform: IndexTransform, source: Any
+        self, transform: IndexTransform, source: Any, transaction: Transaction
     ) -> list[tuple[_Overlayer, Iterator[tuple[str, Layer]]]]:
         """Return what a write lays over each key, for each shape of chunks."""
         array = self.array
-        memory = _copied(array, transform, source)
-        plans = array.plans(transform, memory.strides)
+        memory = array.backend.source(source, transform.domain, array.dtype)
+        copied = staged_source(array, array.backend.elements(memory))
+        plans = array.plans(transform, copied.strides[: transform.input_rank])
         STATISTICS.add(writes=1, chunks_planned=sum([len(plan) for _, plan in plans]))
-        return [(self._overlayer(one), layers_of(plan, memory)) for one, plan in plans]
+        return [
+            (
+                self._overlayers.get(one.chunk_shape) or self._add_overlayer(one, transaction),
+                ((key, staged_layer(one, layer)) for key, layer in layers_of(plan, copied)),
+            )
+            for one, plan in plans
+        ]
 
-    def _overlayer(self, array: ChunkedArray) -> _Overlayer:
-        found = self._overlayers.get(array.chunk_shape)
-        return found or self._overlayers.setdefault(array.chunk_shape, _Overlayer(array))
+    def _add_overlayer(self, array: ChunkedArray, transaction: Transaction) -> _Overlayer:
+        """Return what lays writes over chunks of one shape, for all arrays with such values."""
+        form = staged_array(array)
+        made = transaction._shared(_values_of(form), lambda: _Overlayer(form))
+        return self._overlayers.setdefault(array.chunk_shape, made)
+
+
+def _values_of(array: ChunkedArray) -> Hashable:
+    """Return what is equal for arrays with the same stored values."""
+    chain = array.chain
+    chains = [chain, *[level.index.chain for level in array.levels]]
+    codecs = tuple([dump(one.to_json(), non_finite=True) for one in chains])
+    shards = tuple([(one.ratio, one.order, one.index.at_end) for one in array.levels])
+    layout = chain.layout.dtype, chain.layout.strides, type(chain.objects)
+    fill = array.blank.dtype, array.blank.tobytes(), array.keep_fill
+    place = array.store.identity, array.key_prefix, array.key_separator, array.names
+    return *place, array.shape, array.chunk_shape, array.dtype, layout, codecs, shards, fill
 
 
 class _Overlayer:
-    """Lays writes over chunks of one shape, as an ``Overlayer`` of a kvstore in a transaction."""
+    """Lays writes over chunks of one shape, as an ``Overlayer`` of a kvstore in a transaction.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+        A :func:`~gpustore.pipelines.staged_chunk.staged_array`.
+    """
 
     def __init__(self, array: ChunkedArray) -> None:
         self._array = array
         self.max_nbytes = array.object_bound
 
-    def merge(self, layers: Sequence[Layer]) -> StagedChunk | None:
-        if not can_merge(self._array) or not are_worth_merging(self._array, layers):
-            return None
-        merged = StagedChunk(self._array, layers[0].rows)
-        for one in layers:
-            merged.lay(one)
-        return merged
+    def merge(self, layers: Sequence[Layer]) -> StagedChunks | None:
+        is_worth = are_worth_merging(self._array, layers)
+        return StagedChunks(self._array, layers) if is_worth else None
 
     def is_whole(self, layer: Layer) -> bool:
         return is_whole(self._array, layer.rows)
@@ -147,11 +179,3 @@ class _Overlayer:
         self, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
     ) -> Sequence[Buffer | None]:
         return encoded(self._array, values)
-
-
-def _copied(array: ChunkedArray, transform: IndexTransform, source: Any) -> Memory:
-    """Return a copy of the source in host memory; a broadcast one stays small."""
-    memory = array.backend.source(source, transform.domain, array.dtype)
-    elements = array.backend.elements(memory)
-    once = tuple([slice(None) if stride else slice(1) for stride in elements.strides])
-    return array.backend.source(elements[once].copy(), transform.domain, array.dtype)

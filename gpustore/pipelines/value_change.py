@@ -66,17 +66,10 @@ class ValueChange:
 
 def is_whole(array: ChunkedArray, rows: PlanWindow) -> bool:
     """Whether rows of one key cover all of its value that lies inside the array."""
-    return all(rows.whole) and (not array.levels or len(rows) == _inner_chunks(array, rows))
-
-
-def _inner_chunks(array: ChunkedArray, rows: PlanWindow) -> int:
-    """Count the innermost chunks of the shard of these rows that lie inside the array."""
-    count = 1
-    for d, (column, ratio, size, chunk) in enumerate(
-        zip(rows.cells, array.key_ratio, array.shape, array.chunk_shape)
-    ):
-        count *= min(ratio, -(-(size - array.first_of_key(d, int(column[0]))) // chunk))
-    return count
+    if not all(rows.whole):
+        return False
+    cell = [int(column[0]) for column in rows.cells[: array.key_rank]]
+    return not array.levels or len(rows) == array.inner_chunks(cell)
 
 
 def batch_rows(array: ChunkedArray, source: Memory) -> int:
@@ -220,18 +213,20 @@ def _value(
             where = f"Error reading {array.store.describe(key)}: shard index"
             raise error.prefixed(where, key=key) from error
     found: list[tuple[int, Callable[[Encoded], Buffer | None]]] = []
-    if depth + 1 == len(array.levels) and len(layers) == 1:
-        rows = layers[0].rows
-        positions = [level.position(cell) for cell in _cells(rows)]
-        stored = [None if rows.whole[i] else chunks[at] for i, at in enumerate(positions)]
-        overlays.append(Overlay(layers, stored))
-        found = [(at, next) for at in positions]
+    positions = [[level.position(cell) for cell in _cells(rows)] for rows, _ in layers]
+    is_last = depth + 1 == len(array.levels)
+    if is_last and sum(map(len, positions)) == len(set().union(*positions)):
+        for layer, some in zip(layers, positions):
+            whole = layer.rows.whole
+            stored = [None if whole[i] else chunks[at] for i, at in enumerate(some)]
+            overlays.append(Overlay([layer], stored))
+            found += [(at, next) for at in some]
     else:
         members: dict[int, list[Layer]] = {}
-        for rows, source in layers:
+        for (rows, source), places in zip(layers, positions):
             inside: dict[int, list[int]] = {}
-            for i, cell in enumerate(_cells(rows)):
-                inside.setdefault(level.position(cell), []).append(i)
+            for i, at in enumerate(places):
+                inside.setdefault(at, []).append(i)
             for at, some in inside.items():
                 members.setdefault(at, []).append(Layer(rows.take(some), source))
         found = [

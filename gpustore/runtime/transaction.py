@@ -92,7 +92,7 @@ class Transaction:
         self._state = _OPEN
         self._running = 0
         self._participants: dict[Hashable, Participant] = {}
-        self._made: dict[int, tuple[object, Any]] = {}
+        self._made: dict[Hashable, Any] = {}
         self._claim: tuple[Hashable, str] | None = None
         self._futures: list[weakref.ref[Future[None]]] = []
         self._done: Future[None] = new()
@@ -240,14 +240,15 @@ class Transaction:
                     self._participants[key] = found
             return found  # type: ignore[no-any-return]
 
-    def _shared(self, owner: object, make: Callable[[], T]) -> T:
-        """Return what `make` returned for the object `owner` first."""
+    def _shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned for `key` first."""
         with self._lock:
-            if not self._accepts:
-                return make()
-            if id(owner) not in self._made:
-                self._made[id(owner)] = owner, make()
-            return self._made[id(owner)][1]  # type: ignore[no-any-return]
+            found: T | None = self._made.get(key)
+            if found is None:
+                found = make()
+                if self._accepts:
+                    self._made[key] = found
+            return found
 
     def _claim_for(self, owner: Hashable, what: str) -> None:
         """Let an atomic transaction change only what `owner` can change at once.

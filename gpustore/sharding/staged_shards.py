@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gpustore.kvstores.transaction import TransactedKvStore
-from gpustore.kvstores.transaction.staged_value import Overlayer
+from gpustore.kvstores.transaction.staged_value import Laid, Overlayer, lay_over, merged_by
 from gpustore.runtime.buffer import Buffer
 from gpustore.sharding.uint64_shards import Place, Uint64Shards
 
@@ -47,12 +47,16 @@ class StagedShards:
 
     def layer(self, key: str, overlayer: Overlayer, layer: Any) -> tuple[str, ShardLayer]:
         """Return the key of a shard, and the layer over it that is `layer` over a chunk."""
-        place = self._shards.place(key)
+        place = self.place(key)
         return place.shard, ShardLayer(place, overlayer, layer)
 
-    def merge(self, layers: Sequence[ShardLayer]) -> None:
-        """Return None: each layer stays one."""
-        del layers
+    def place(self, key: str) -> Place:
+        """Return where the chunk of a key is."""
+        return self._shards.place(key)
+
+    def merge(self, layers: Sequence[ShardLayer]) -> StagedShard:
+        """Merge layers by chunks."""
+        return StagedShard(layers)
 
     def is_whole(self, layer: ShardLayer) -> bool:
         """Return False: other chunks of the shard stay."""
@@ -88,6 +92,53 @@ class StagedShards:
         return b"".join(self._shards.pieces(chunks)) if any(chunks.values()) else None
 
 
+class StagedShard:
+    """Merged layers of a shard: those of each chunk. Not thread-safe.
+
+    Attributes
+    ----------
+    count : int
+        Number of layers.
+    """
+
+    is_whole = False
+
+    def __init__(self, layers: Sequence[ShardLayer]) -> None:
+        self.count = 0
+        self._laid: dict[Place, list[Laid]] = {}
+        self._changed: dict[Place, int] = {}
+        for one in layers:
+            self.lay(one)
+
+    def lay(self, layer: ShardLayer) -> None:
+        """Add a layer."""
+        place, overlayer, inner = layer
+        self.count += 1
+        self._changed[place] = self.count
+        laid = self._laid.setdefault(place, [])
+        if overlayer.is_whole(inner):
+            laid.clear()
+        lay_over(laid, overlayer, inner)
+
+    def merged(self, place: Place, overlayer: Overlayer) -> Any:
+        """Return the merged layers of a chunk, to be changed; None if there are none."""
+        found = merged_by(self._laid.get(place, ()), overlayer)
+        if found is not None:
+            self.count += 1
+            self._changed[place] = self.count
+        return found
+
+    def layers(self, seen: int) -> list[tuple[int, ShardLayer]]:
+        """Return layers that do not change, with the number of the last one of their chunk."""
+        del seen
+        return [
+            (self._changed[place], ShardLayer(place, one.overlayer, layer))
+            for place, laid in self._laid.items()
+            for one in laid
+            for _, layer in one.now(0)
+        ]
+
+
 class ShardStage:
     """Takes layers over chunks in a transaction, in place of the kvstore in which shards lie.
 
@@ -102,14 +153,16 @@ class ShardStage:
     def __init__(self, store: TransactedKvStore, shards: Uint64Shards) -> None:
         self.transaction = store.transaction
         self._store = store
-        self._staged = self.transaction._shared(shards, lambda: StagedShards(shards))
+        self._staged = self.transaction._shared(id(shards), lambda: StagedShards(shards))
 
     def lay(self, overlayer: Overlayer, layers: Iterable[tuple[str, Any]]) -> None:
         """Stage layers of an array over chunks by their keys."""
         staged = self._staged
         self._store.lay(staged, (staged.layer(key, overlayer, one) for key, one in layers))
 
-    def merged(self, key: str, overlayer: Overlayer) -> AbstractContextManager[None]:
-        """Return a context with None: layers over shards are not merged."""
-        del key, overlayer
-        return nullcontext()
+    @contextmanager
+    def merged(self, key: str, overlayer: Overlayer) -> Iterator[Any]:
+        """Give the merged layers of a chunk, as :meth:`TransactedKvStore.merged` those of a key."""
+        place = self._staged.place(key)
+        with self._store.merged(place.shard, self._staged) as shard:
+            yield None if shard is None else shard.merged(place, overlayer)

@@ -44,20 +44,49 @@ def programs(*steps):
     return st.lists(st.one_of(*steps), min_size=3, max_size=12)
 
 
+def zarr3(chunk, *codecs):
+    grid = {"name": "regular", "configuration": {"chunk_shape": [chunk]}}
+    metadata = {"data_type": "uint8", "shape": [SIZE], "chunk_grid": grid, "codecs": [*codecs]}
+    return {"driver": "zarr3", "metadata": metadata}
+
+
+RECORD = [["x", "|u1"], ["y", "<i4"]]
+SHARDS = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0}
+SCALE = {"size": [SIZE, 1, 1], "chunk_size": [CHUNK, 1, 1], "encoding": "raw"}
+FORMS = {
+    "chunks": zarr3(CHUNK, {"name": "bytes"}),
+    "shards": zarr3(
+        2 * CHUNK, {"name": "sharding_indexed", "configuration": {"chunk_shape": [CHUNK]}}
+    ),
+    "fields": {
+        "driver": "zarr",
+        "metadata": {"dtype": RECORD, "shape": [SIZE], "chunks": [CHUNK], "compressor": None},
+    },
+    "precomputed shards": {
+        "driver": "neuroglancer_precomputed",
+        "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
+        "scale_metadata": {
+            **SCALE,
+            "resolution": [1, 1, 1],
+            "sharding": {**SHARDS, "minishard_bits": 1, "shard_bits": 0},
+        },
+    },
+}
+
+
 class Machine:
     """Runs the steps of a program with one library."""
 
-    def __init__(self, library, url, mode, driver):
+    def __init__(self, library, url, mode, form):
         self.library, self.mode = library, mode
         self.context = library.Context(LOCAL)
-        self.store = library.open(
-            {"driver": driver, "kvstore": url},
-            create=True,
-            dtype="uint8",
-            shape=[SIZE],
-            chunk_layout=library.ChunkLayout(chunk_shape=[CHUNK]),
-            context=self.context,
-        ).result()
+        spec = {"kvstore": url, **FORMS[form]}
+        fields = [{**spec, "field": name} for name in "xy"] if form == "fields" else [spec]
+        self.stores = [
+            library.open(one, create=True, open=True, context=self.context).result()
+            for one in fields
+        ]
+        self.store = self.stores[0]
         self.kvstore = self.store.kvstore
         self.transactions = {name: library.Transaction(**mode) for name in "AB"}
 
@@ -72,10 +101,12 @@ class Machine:
             return "error", str(error).split(":")[0] if ": " in str(error) else "INVALID"
 
     def write(self, who, span, value):
-        self.bound(self.store, who)[slice(*span)].write(value).result()
+        store = self.stores[value % len(self.stores)]
+        self.bound(store, who)[slice(*span)].write(value).result()
 
     def read(self, who, span):
-        return self.bound(self.store, who)[slice(*span)].read().result().tolist()
+        stores = [self.bound(store, who) for store in self.stores]
+        return [store[slice(*span)].read().result().tolist() for store in stores]
 
     def put(self, who, key, value):
         self.bound(self.kvstore, who).write(key, value).result()
@@ -121,20 +152,23 @@ it writes a key.
 """
 
 
-def compare(program, where, mode, driver="zarr3"):
+def compare(program, where, mode, form="chunks"):
     folder = tempfile.mkdtemp() if where == "file" else None
     try:
         url = OURS[where]
         if isinstance(url, str):
             url = url.format(folder or next(number))
-        ours = Machine(gpustore, url, mode, driver)
-        theirs = Machine(tensorstore, f"memory://{next(number)}/", mode, driver)
+        ours = Machine(gpustore, url, mode, form)
+        theirs = Machine(tensorstore, f"memory://{next(number)}/", mode, form)
         for step in [*program, ("commit", "A"), ("commit", "B")]:
             result = ours.step(*step)
             assert result == theirs.step(*step), step
             if mode.get("repeatable_read") and step[0] == "commit" and result is not None:
                 return  # TensorStore has stored some of the keys; gpustore has stored none.
-        assert ours.content() == theirs.content()
+        whole = ("read", None, (0, SIZE))
+        assert ours.step(*whole) == theirs.step(*whole)
+        if form == "chunks":
+            assert ours.content() == theirs.content()
     finally:
         if folder is not None:
             shutil.rmtree(folder)
@@ -165,6 +199,16 @@ def test_programs_mean_the_same(program, where):
 @given(programs(ARRAY_STEPS, KEY_STEPS, ENDS), st.sampled_from(["memory", "ocdbt", "zip"]))
 def test_atomic_programs_mean_the_same(program, where):
     compare(array_reads_before_keys(program), where, {"atomic": True})
+
+
+@settings(max_examples=share(300), deadline=None)
+@given(
+    st.lists(st.one_of(ARRAY_STEPS, ARRAY_STEPS, ENDS), min_size=6, max_size=30),
+    st.sampled_from(["shards", "fields", "precomputed shards"]),
+    st.sampled_from(sorted(OURS)),
+)
+def test_programs_of_shards_and_fields_mean_the_same(program, form, where):
+    compare(program, where, {}, form)
 
 
 REPEATABLE = KEY_STEPS.filter(lambda step: step[0] != "list" or step[1] is None)

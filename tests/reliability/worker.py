@@ -1,7 +1,7 @@
 """What the tests of this folder run in processes of their own.
 
 worker.py overwrite NAME PATH MOMENT...  children that write until each is killed at its moment
-worker.py commit URL ATOMIC MOMENT...    children that commit transactions until they are killed
+worker.py commit SPECS ATOMIC MOMENT...  children that commit transactions until they are killed
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
@@ -15,6 +15,7 @@ worker.py full-disk PATH                 mounts a small disk there, fills it, an
 
 import errno
 import itertools
+import json
 import os
 import resource
 import signal
@@ -61,23 +62,29 @@ def overwrite(name, path, *moments):
         in_dying_child(lambda child=child, moment=moment: write(child * 1000 + 1, moment))
 
 
-def commit(url, atomic, *moments):
-    """Let children commit versions of an array, one child after the other, until killed."""
+def commit(specs, atomic, *moments):
+    """Let children commit versions of arrays, one child after the other, until killed."""
 
-    def change(store, value):
+    def opened():
+        context = gpustore.Context(QUICK)
+        return [gpustore.open(one, context=context).result() for one in json.loads(specs)]
+
+    def change(stores, value):
+        value = str(value) if stores[0].dtype == gpustore.ustring else value
         with gpustore.Transaction(atomic=atomic == "True") as transaction:
-            staged = store.with_transaction(transaction)
-            staged[:, :5] = value  # The chunks in parts.
-            staged[:, 5:] = value
+            staged = [store.with_transaction(transaction) for store in stores]
+            for row, store in itertools.product(range(len(stores[0])), staged):
+                store[row, :5] = value  # The chunks in parts.
+                store[row, 5:] = value
 
-    change(open_quickly(url), 1)  # Imports once what each child needs.
+    change(opened(), 1)  # Imports once what each child needs.
 
     def commit_versions(first, moment):
-        store = open_quickly(url)
-        change(store, first)
+        stores = opened()
+        change(stores, first)
         die_at_moment(moment)
         for i in itertools.count(first + 1):
-            change(store, i)
+            change(stores, i)
 
     for child, moment in enumerate(moments, 1):
         in_dying_child(lambda child=child, moment=moment: commit_versions(child * 1000, moment))

@@ -26,7 +26,12 @@ from gpustore.kvstores.columns import (
 )
 from gpustore.kvstores.result import TimestampedStorageGeneration
 from gpustore.kvstores.transaction.stage import Stage
-from gpustore.kvstores.transaction.staged_value import Overlayer, is_in, new_generation
+from gpustore.kvstores.transaction.staged_value import (
+    Overlayer,
+    is_in,
+    merged_by,
+    new_generation,
+)
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import shared
 from gpustore.runtime.transaction import TransactionExecutor
@@ -267,13 +272,8 @@ class TransactedKvStore(KvStoreDriver):
         """
         stage = self.stage
         with stage.lock:
-            entry = stage.entries.get(key)
-            last = entry.layers[-1] if entry is not None and entry.layers else None
-            if last is None or last.overlayer is not overlayer or not self.transaction._accepts:
-                yield None
-            else:
-                last.count += last.merged is not None
-                yield last.merged
+            entry = stage.entries.get(key) if self.transaction._accepts else None
+            yield None if entry is None else merged_by(entry.layers, overlayer)
 
     def _claim(self, key: str) -> None:
         if not self.stage.atomic:

@@ -29,13 +29,29 @@ def new_generation() -> bytes:
 
 
 class Merged(Protocol):
-    """Layers of one value, merged. Called under the lock of the stage."""
+    """Layers of one value, merged. Called under the lock of the stage.
+
+    Attributes
+    ----------
+    count : int
+        Number of layers.
+    is_whole : bool
+        Whether nothing of a value stays under them.
+    """
+
+    count: int
+
+    @property
+    def is_whole(self) -> bool: ...
 
     def lay(self, layer: Any) -> None:
         """Add a layer."""
 
-    def layers(self) -> list[Any]:
-        """Return layers that mean the same, and do not change."""
+    def layers(self, seen: int) -> list[tuple[int, Any]]:
+        """Return layers that mean the same, and do not change, with the number of the last in each.
+
+        No layer has parts both of the first `seen` layers alone and of later ones.
+        """
 
 
 class Overlayer(Protocol):
@@ -94,21 +110,22 @@ class Laid:
     Attributes
     ----------
     overlayer : Overlayer
-    count : int
-        Number of layers laid.
     layers : list
         The layers, unless they are merged.
     merged : Merged or None
     """
 
     overlayer: Overlayer
-    count: int = 0
     layers: list[Any] = field(default_factory=list)
     merged: Merged | None = None
 
+    @property
+    def count(self) -> int:
+        """Number of layers laid."""
+        return len(self.layers) if self.merged is None else self.merged.count
+
     def add(self, layer: Any) -> None:
         """Add a layer; all are merged if they take more memory than that."""
-        self.count += 1
         if self.merged is not None:
             self.merged.lay(layer)
             return
@@ -119,9 +136,21 @@ class Laid:
             if self.merged is not None:
                 self.layers = []
 
-    def now(self) -> list[Any]:
-        """Return the layers as they are now."""
-        return list(self.layers) if self.merged is None else self.merged.layers()
+    def now(self, seen: int) -> list[tuple[int, Any]]:
+        """Return the layers as they are now, with their numbers; see :meth:`Merged.layers`."""
+        return [*enumerate(self.layers, 1)] if self.merged is None else self.merged.layers(seen)
+
+
+def lay_over(laid: list[Laid], overlayer: Overlayer, layer: Any) -> None:
+    """Add a layer to those that arrays have laid."""
+    if not laid or laid[-1].overlayer is not overlayer:
+        laid.append(Laid(overlayer))
+    laid[-1].add(layer)
+
+
+def merged_by(laid: Sequence[Laid], overlayer: Overlayer) -> Any:
+    """Return the merged layers that an array may add to; None if there are none."""
+    return laid[-1].merged if laid and laid[-1].overlayer is overlayer else None
 
 
 @dataclass(slots=True)
@@ -173,9 +202,21 @@ class Entry:
         """Add a layer."""
         if overlayer.is_whole(layer):
             self.set(None)
-        if not self.layers or self.layers[-1].overlayer is not overlayer:
-            self.layers.append(Laid(overlayer))
-        self.layers[-1].add(layer)
+        lay_over(self.layers, overlayer, layer)
+
+    def drop_covered(self) -> None:
+        """Drop what lies under merged layers that cover the value."""
+        if self.is_set or self.seen.layers == self.count:
+            return
+        for i in reversed(range(len(self.layers))):
+            merged = self.layers[i].merged
+            if merged is None or not merged.is_whole:
+                continue
+            self.is_set, self.value = True, None
+            if i:
+                self.layers, self.seen = self.layers[i:], UNSEEN
+                self.version += 1
+            return
 
 
 @dataclass(slots=True)
@@ -187,8 +228,9 @@ class Made:
     entry : Entry
     is_set, version, seen
         Those of the entry when this began.
-    layers : list of (Overlayer, list, int)
-        Layers that are left, by the arrays that laid them, and how many each had laid.
+    layers : list of (Overlayer, list of (int, object), int)
+        Layers that are left with their numbers, by the arrays that laid them, and how many each had
+        laid.
     value : Buffer or None
         Value under them.
     count : int
@@ -205,7 +247,7 @@ class Made:
     is_set: bool
     version: int
     seen: Seen
-    layers: list[tuple[Overlayer, list[Any], int]]
+    layers: list[tuple[Overlayer, list[tuple[int, Any]], int]]
     value: Buffer | None
     count: int
     is_direct: bool = True
@@ -218,25 +260,24 @@ class Made:
 
         What is `to_store` is made of a value that was seen only if that is the same.
         """
-        layers = [(one.overlayer, one.now(), one.count) for one in entry.layers]
+        entry.drop_covered()
         count = entry.count
         seen = entry.seen
         if to_store and not (seen.is_direct and seen.layers == count):
             seen = UNSEEN
-        is_set, value = entry.is_set, entry.value
-        for i in reversed(range(len(layers) if seen.layers != count else 0)):
-            if entry.layers[i].merged is not None and layers[i][0].is_whole(layers[i][1][0]):
-                # Nothing stays under it.
-                layers, seen, is_set, value = layers[i:], UNSEEN, True, None
-                break
-        made = cls(entry, is_set, entry.version, seen, layers, value, count)
+        layers: list[tuple[Overlayer, list[tuple[int, Any]], int]] = []
+        skipped = seen.layers
+        for one in entry.layers:
+            layers.append((one.overlayer, one.now(skipped), one.count))
+            skipped = max(0, skipped - one.count)
+        made = cls(entry, entry.is_set, entry.version, seen, layers, entry.value, count)
         made.generation = b"" if layers else entry.generation
         return made
 
     @property
     def next(self) -> tuple[Sequence[Any], Buffer | None]:
         """The next layers of one array, and the value under them."""
-        return self.layers[0][1], self.value
+        return [layer for _, layer in self.layers[0][1]], self.value
 
     @property
     def overlayer(self) -> Overlayer:
@@ -252,8 +293,7 @@ class Made:
         left, skipped = [], seen.layers
         for overlayer, some, count in self.layers:
             if skipped < count:
-                # Of merged layers those that were seen are laid again, as the others are.
-                left.append((overlayer, some[skipped:] if len(some) == count else some, count))
+                left.append((overlayer, [one for one in some if one[0] > skipped], count))
             skipped = max(0, skipped - count)
         self.layers = left
         self.is_direct = seen.is_direct and not left
