@@ -5,6 +5,8 @@
 
 import contextlib
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +278,27 @@ def atomic_over_two_memories(api: ModuleType, folder: Path) -> object:
     return "commits"
 
 
+def class_of_an_error(api: ModuleType, folder: Path) -> None:
+    del folder
+    api.IndexDomain(shape=[3])[api.d["y"]]
+
+
+def read_after_a_fork(api: ModuleType, folder: Path) -> object:
+    program = f"""
+import os, {api.__name__} as ts
+store = ts.KvStore.open("file://{folder}/").result()
+store["key"] = b"1"
+child = os.fork()
+if child == 0:
+    store["key"]
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
+    return "the child reads" if ended == 0 else "the child is aborted"
+
+
 def illegal_staged_key(api: ModuleType, folder: Path) -> object:
     transaction = api.Transaction()
     store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
@@ -394,6 +417,12 @@ DIFFERENCES = (
         atomic_over_two_memories,
         "readers could see one change before the other",
     ),
+    Difference(
+        "class of an error",
+        class_of_an_error,
+        "tracebacks name gpustore's classes, each of them also one that TensorStore raises",
+    ),
+    Difference("read in a process that was forked", read_after_a_fork, "workers are forked"),
     Difference(
         "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"
     ),

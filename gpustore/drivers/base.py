@@ -42,9 +42,9 @@ METADATA_POOL = "metadata_cache_pool"
 """Member and driver resource: another resource of the type ``cache_pool``, for the metadata."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenMode:
-    """Operations that :func:`gpustore.open` may perform.
+    """Operations that :func:`gpustore.open` may perform. Specs keep and return copies.
 
     Attributes
     ----------

@@ -131,7 +131,8 @@ class ChunkedSpec:
             spec = replace(spec, constraints=constraints)
             spec.constrained()  # Raises on contradictions.
         if options.pop("minimal", False):
-            spec = replace(spec, metadata=self.format.no_constraints)
+            constraints = spec.constraints.merged(dtype=spec.constrained().dtype)
+            spec = replace(spec, constraints=constraints, metadata=self.format.no_constraints)
         if options:
             checked = take_options(Members(options))
             kept = {name: value for name, value in spec.options.items() if name not in options}

@@ -53,5 +53,5 @@ def cast(base: TensorStore | Spec, dtype: Any) -> TensorStore | Spec:
         return TensorStore._of(cast_driver(base._driver, target), base._transform)
     if isinstance(base, Spec):
         driver = CastSpec(base._driver, target)
-        return Spec._make(driver, base._transform, base._mode, base._context)
+        return Spec._make(driver, base._transform, base._mode, base._context, base._bound)
     raise TypeError(f"cast: expected a TensorStore or a Spec, but received: {base!r:.200}")

@@ -183,4 +183,4 @@ def _with_format(spec: SpecLike, zarr_format: int | None) -> Spec:
         raise MetadataError('"kvstore" must be specified')
     kind = registry.find("drivers", f"zarr{zarr_format or 3}")
     made = kind.from_url(driver.kvstore, "").updated(schema=driver.schema)
-    return Spec._make(made, given._transform, given._mode, given._context)
+    return Spec._make(made, given._transform, given._mode, given._context, given._bound)

@@ -70,5 +70,5 @@ def downsample(
         factors = check_factors(downsample_factors, base.rank, "TensorStore")
         check_method(method, base.dtype, factors)
         spec = DownsampleSpec(base._driver, base.transform, factors, method)
-        return Spec._make(spec, None, base._mode, base._context)
+        return Spec._make(spec, None, base._mode, base._context, base._bound)
     raise TypeError(f"downsample: expected a TensorStore or a Spec, but received: {base!r:.200}")

@@ -10,17 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
-from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     MODE_FLAGS,
     NOT_OPENED,
-    DriverKind,
     DriverSpec,
     Opening,
     OpenMode,
@@ -28,22 +25,15 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
-from gpustore.front.spec_template import Parts, parse
+from gpustore.front.bound_context import bound, defining, released, stripped
+from gpustore.front.parsed_spec import NO_MODE, detecting, from_url, parsed
+from gpustore.front.spec_template import parse
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import (
-    KVSTORE_ADAPTER,
-    KVSTORE_BASED,
-    TENSORSTORE_ADAPTER,
-    adapted,
-    check_present,
-    find_scheme,
     path_spec,
-    refuse_password,
-    root_spec,
-    unknown_scheme,
 )
 from gpustore.runtime.context import Context
 from gpustore.runtime.keyword_argument import set_keywords
@@ -54,16 +44,9 @@ from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.member_order import ordered
 from gpustore.strict_json.parsing import (
     JsonValue,
-    Members,
-    at_position,
-    expect_list,
-    expect_object,
     from_python,
-    in_member,
-    quote,
 )
 from gpustore.strict_json.repr import pretty
-from gpustore.url import about_url, parse_pipeline
 
 SpecLike = Any
 """A Spec, a JSON object, a URL or a path."""
@@ -80,9 +63,6 @@ _SCHEMA_KEYWORDS = (
     "schema",
     *ARRAY_WORDS,
 )
-
-_NO_MODE = (*NOT_OPENED, "auto")
-"""Drivers whose JSON has no open mode: what is detected is not created."""
 
 
 class Spec(IndexedView):
@@ -109,17 +89,20 @@ class Spec(IndexedView):
     Spec({'driver': 'zarr3', 'kvstore': {'driver': 'memory', 'path': 'a/'}})
     """
 
-    __slots__ = ("__weakref__", "_context", "_driver", "_mode", "_transform")
+    __slots__ = ("__weakref__", "_bound", "_context", "_driver", "_mode", "_transform")
+
+    _bound: Context | None
+    """Context in which the spec is opened, whatever context is given then."""
 
     def __init__(self, json: Any) -> None:
         if isinstance(json, Spec):
-            self._set(json._driver, json._transform, json._mode, json._context)
+            self._set(json._driver, json._transform, json._mode, json._context, json._bound)
         elif isinstance(json, str):
-            self._set(_from_url(json), None, OpenMode(), None)
+            self._set(from_url(json), None, OpenMode(), None)
         elif type(json) is not dict and isinstance(json, os.PathLike):
-            self._set(_detecting(path_spec(json)), None, OpenMode(), None)
+            self._set(detecting(path_spec(json)), None, OpenMode(), None)
         else:
-            self._set(*parse(json, _parsed))
+            self._set(*parse(json, parsed))
 
     def _set(
         self,
@@ -127,11 +110,13 @@ class Spec(IndexedView):
         transform: IndexTransform | None,
         mode: OpenMode,
         context: Context.Spec | None,
+        scope: Context | None = None,
     ) -> None:
         self._driver = driver
         self._transform = transform
         self._mode = mode
         self._context = context
+        self._bound = scope
 
     @classmethod
     def _make(
@@ -140,9 +125,10 @@ class Spec(IndexedView):
         transform: IndexTransform | None,
         mode: OpenMode,
         context: Context.Spec | None,
+        scope: Context | None = None,
     ) -> Self:
         spec = cls.__new__(cls)
-        spec._set(driver, transform, mode, context)
+        spec._set(driver, transform, mode, context, scope)
         return spec
 
     def copy(self) -> Spec:
@@ -160,10 +146,15 @@ class Spec(IndexedView):
             Any of them replaces the open mode as a whole.
         kvstore : KvStore.Spec or KvStore, optional
             Kvstore of a spec that has none.
-        context : Context.Spec or dict, optional
-            Replaces the spec's context.
+        context : Context, Context.Spec or dict, optional
+            A Context is the one in which the spec is opened from now on; others replace the spec's
+            own definitions of context resources.
+        unbind_context : bool, optional
+            Keep the definitions of the resources alone, of which opening the spec makes equal ones.
+        strip_context : bool, optional
+            Use the default resources of the context in which the spec is opened.
         minimal_spec : bool, optional
-            True drops metadata constraints.
+            True drops metadata constraints; data type and domain remain.
         recheck_cached_metadata, recheck_cached_data, recheck_cached : bool, "open" or float
             Conditions for checking cached values again; see :func:`gpustore.open`.
         rank, dtype, domain, shape, chunk_layout, codec, fill_value, dimension_units, schema
@@ -184,10 +175,13 @@ class Spec(IndexedView):
         given = {name: value for name, value in keywords.items() if value is not None}
         if not given:
             return
+        unbind, strip = given.pop("unbind_context", False), given.pop("strip_context", False)
         mode = given.pop("open_mode", None)
         flags = {name: bool(given.pop(name)) for name in MODE_FLAGS if name in given}
         if flags:
             mode = OpenMode(**flags)
+        elif mode is not None:
+            mode = replace(mode)
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
         if mode is not None and _is_stack(driver):
@@ -207,12 +201,35 @@ class Spec(IndexedView):
         context = given.pop("context", None)
         options = _options(given)
         if options:
+            if options.get("minimal"):
+                self._transform = self.transform
             driver = driver.updated(**options)
-        if context is not None:
-            self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
         self._driver = driver
+        if isinstance(context, Context):
+            self._bind(context)
+        elif context is not None:
+            self._context = context if isinstance(context, Context.Spec) else Context.Spec(context)
+        if unbind:
+            self._driver, self._context = self._defined()
+            self._driver, self._bound = released(self._driver), None
+        if strip:
+            self._driver, self._context, self._bound = stripped(self._driver), None, None
         if _innermost(driver).id not in NOT_OPENED:
-            self._mode = mode or self._mode
+            self._mode = self._mode if mode is None else mode
+
+    def _bind(self, context: Context) -> None:
+        """Open the spec in a context, unless that has been said before."""
+        if self._bound is None:
+            scope = context if self._context is None else Context(self._context, context)
+            driver = bound(self._driver, scope)
+            defining(driver, scope)  # Raises for a resource that is not defined.
+            self._driver, self._context, self._bound = driver, None, scope
+
+    def _defined(self) -> tuple[DriverSpec, Context.Spec | None]:
+        """Return driver and definitions of context resources of an equal spec bound to none."""
+        if self._bound is None:
+            return self._driver, self._context
+        return defining(self._driver, self._bound)
 
     def _with_attributes(self, attributes: Mapping[str, Any]) -> Self:
         """Return the spec of a new array that has these attributes, if its document holds them."""
@@ -222,7 +239,7 @@ class Spec(IndexedView):
         kind: Any = registry.find("drivers", "zarr3")
         more = kind.format.constraints({"attributes": json_attributes(attributes)})
         with_more = replace(driver, metadata=driver.metadata.merge(more))  # type: ignore
-        return self._make(with_more, self._transform, self._mode, self._context)
+        return self._make(with_more, self._transform, self._mode, self._context, self._bound)
 
     # ---- parts
 
@@ -235,7 +252,7 @@ class Spec(IndexedView):
         mode = self._mode
         # Arrays in memory are neither opened nor created.
         if mode.open or mode.create or _innermost(self._driver).id == "array":
-            return mode
+            return replace(mode)
         return replace(mode, open=True)
 
     @property
@@ -329,14 +346,14 @@ class Spec(IndexedView):
         return transform
 
     def _through(self, transform: IndexTransform) -> Self:
-        return self._make(self._driver, transform, self._mode, self._context)
+        return self._make(self._driver, transform, self._mode, self._context, self._bound)
 
     @property
     def base(self) -> Spec | None:
         """Spec of the store that an adapter such as ``cast`` adapts; None for others."""
         base = self._driver.base
         below = getattr(self._driver, "base_transform", self._transform)
-        return None if base is None else Spec._make(base, below, self._mode, None)
+        return None if base is None else Spec._make(base, below, self._mode, None, self._bound)
 
     def _opening(
         self,
@@ -346,7 +363,7 @@ class Spec(IndexedView):
         transaction: Transaction | None = None,
     ) -> Opening:
         """Prepare the opening; `context` holds resources that the spec's own does not define."""
-        scope = context or Context()
+        scope = self._bound or context or Context()
         if self._context is not None:
             scope = Context(self._context, context)
         request = OpenRequest(
@@ -364,13 +381,14 @@ class Spec(IndexedView):
         include_defaults : bool
             Include members with their default value.
         """
-        json = _driver_json(self._driver, self._mode, include_defaults=include_defaults)
+        driver, definitions = self._defined()
+        json = _driver_json(driver, self._mode, include_defaults=include_defaults)
         transform = self.transform
         if transform is not None:
             json["transform"] = transform.to_json()
             json.pop("rank", None)
-        if self._context is not None:
-            context = self._context.to_json(include_defaults)
+        if definitions is not None:
+            context = definitions.to_json(include_defaults)
             if context:
                 json["context"] = context
         if include_defaults:
@@ -401,6 +419,8 @@ class Spec(IndexedView):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
             return NotImplemented
+        if self._bound is not other._bound or self.kvstore != other.kvstore:
+            return False
         try:
             return self.to_json() == other.to_json()
         except UnsupportedError:
@@ -409,7 +429,8 @@ class Spec(IndexedView):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Spec._make, (self._driver, self._transform, self._mode, self._context))
+        driver, context = self._defined()
+        return (Spec._make, (driver, self._transform, self._mode, context))
 
 
 def _innermost(driver: DriverSpec) -> DriverSpec:
@@ -451,7 +472,7 @@ def _driver_json(
     if _is_stack(driver):
         json["layers"] = [one.to_json(include_defaults) for one in _layers(driver)]
         return json
-    if include_defaults and driver.id not in _NO_MODE:
+    if include_defaults and driver.id not in NO_MODE:
         json.update({name: False for name in MODE_FLAGS if name not in ("open", "create")})
     json.update(mode.to_json())
     return json
@@ -477,107 +498,3 @@ _OPTION_SETTERS = {
     name: _option_setter(name)
     for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
 }
-
-
-def _parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
-    """Return the parts of a spec; `dtype` is the data type that one around it states."""
-    if isinstance(json, str):
-        return _from_url(json), None, OpenMode(), None
-    members = Members(expect_object(json))
-    name = members.take_str("driver")
-    kind = registry.find("drivers", name)
-    context = members.take_with("context", Context.Spec, None)
-    if kind is None:
-        if registry.find("kvstores", name) is None:
-            check_present(name)
-            raise MetadataError(
-                f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
-                f"driver; known: {', '.join(registry.ids('drivers'))}"
-            )
-        return _detecting(KvStore.Spec(json)), None, OpenMode(), None
-    schema = Schema()
-    if "schema" in members:
-        schema = members.take_with("schema", Schema)
-    if "dtype" in members:
-        stated = members.take("dtype")
-        with in_member("dtype"):
-            schema.set_dtype(dtype_from_json(stated))
-    if dtype is not None:
-        schema.set_dtype(dtype)
-    rank = members.take_int("rank", 0, 32, None)
-    transform = members.take_with("transform", _transform, None)
-    if rank is not None and transform is not None and transform.input_rank != rank:
-        raise MetadataError(
-            f'Error parsing object member "rank": Specified rank ({rank}) does not match input '
-            f"rank of transform ({transform.input_rank})"
-        )
-    driver_rank = rank if transform is None else transform.output_rank
-    if driver_rank is not None:
-        schema.update(rank=driver_rank)
-    if kind.is_adapter:
-        base, below, mode, base_context = members.take_with(
-            "base", partial(_parsed, dtype=schema.dtype if kind.keeps_dtype else None)
-        )
-        driver, below = kind.from_base(base, below, base_context, members, schema)
-        members.finish()
-        if below is not None:
-            transform = below if transform is None else below[transform]
-        return driver, transform, mode, context
-    if hasattr(kind, "from_layers"):
-        layers = members.take_with("layers", _parsed_layers)
-        driver = kind.from_layers(layers, members, schema)
-        members.finish()
-        return driver, transform, OpenMode(), context
-    mode = OpenMode() if kind.id in _NO_MODE else OpenMode.from_members(members)
-    driver = kind.from_json(members, schema)
-    members.finish()
-    return driver, transform, mode, context
-
-
-def _parsed_layers(value: JsonValue) -> list[Parts]:
-    layers = []
-    for position, layer in enumerate(expect_list(value)):
-        with at_position(position):
-            layers.append(_parsed(layer))
-    return layers
-
-
-def _transform(value: JsonValue) -> IndexTransform:
-    return IndexTransform(json=value)
-
-
-def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
-    kind: DriverKind = registry.find("drivers", "auto")
-    return kind.from_url(kvstore, "")
-
-
-def _from_url(url: str) -> DriverSpec:
-    """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
-    refuse_password(url)
-    try:
-        root, *applied = parse_pipeline(url, registry.is_kvstore)
-        kvstore = root_spec(root)
-        driver: DriverSpec | None = None
-        for component in applied:
-            role, kind = find_scheme(component.scheme)
-            if role == KVSTORE_ADAPTER and driver is None:
-                kvstore = adapted(kind, component, kvstore)
-            elif role == KVSTORE_BASED and driver is None:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(kvstore, component.path)
-            elif role == TENSORSTORE_ADAPTER:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(driver or _detecting(kvstore), component.path)
-            elif not role:
-                raise unknown_scheme(component)
-            else:
-                before = "KvStore" if driver is None else "TensorStore"
-                raise MetadataError(
-                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
-                    f"{before} URL pipeline component"
-                )
-    except GpustoreError as error:
-        if not url:
-            raise
-        raise about_url(error, url) from error.__cause__
-    return driver or _detecting(kvstore)

@@ -19,6 +19,7 @@ from gpustore.index_space.interval import MAX_RANK
 from gpustore.index_space.output_map import OutputIndexMaps, array_map, input_map
 from gpustore.index_space.transform import make_transform
 from gpustore.runtime.context import Context
+from gpustore.runtime.transaction import Transaction, check_transaction
 from gpustore.schema import Schema
 
 
@@ -28,6 +29,7 @@ class ViewOptions(TypedDict, total=False):
     read: bool | None
     write: bool | None
     context: Context | None
+    transaction: Transaction | None
     rank: int | None
     dtype: Any
     domain: IndexDomain | None
@@ -48,6 +50,8 @@ def overlay(layers: Iterable[TensorStore | Spec], **options: Unpack[ViewOptions]
         Required access; see :func:`gpustore.open`. By default what any layer allows.
     context : Context, optional
         Shared resources, also of specs.
+    transaction : Transaction, optional
+        Transaction to which all reads and writes belong.
     rank, dtype, domain, shape, dimension_units, schema
         Constraints on the view. The bounds of `domain` replace those of the hull of the layers.
 
@@ -88,7 +92,7 @@ def stack(
         At least one; see :func:`overlay`.
     axis : int
         Position of the new dimension; negative ones count from the end.
-    read, write, context, rank, dtype, domain, shape, dimension_units, schema
+    read, write, context, transaction, rank, dtype, domain, shape, dimension_units, schema
         As in :func:`overlay`.
 
     Returns
@@ -132,7 +136,7 @@ def concat(
         At least one; see :func:`overlay`.
     axis : int or str
         Position or label of the dimension; negative positions count from the end.
-    read, write, context, rank, dtype, domain, shape, dimension_units, schema
+    read, write, context, transaction, rank, dtype, domain, shape, dimension_units, schema
         As in :func:`overlay`.
 
     Returns
@@ -189,7 +193,9 @@ class _View:
         context = options.get("context")
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"Invalid context: expected a Context, but received: {context!r:.200}")
+        check_transaction(options.get("transaction"))
         self.context = context or Context()
+        self.transaction = options.get("transaction")
         self.read, self.write = options.get("read"), options.get("write")
         self.layers: list[Layer] = []
         given = _listed(layers)
@@ -252,7 +258,8 @@ class _View:
             readable=can_read and (not self.write if self.read is None else self.read),
             writable=can_write and (not self.read if self.write is None else self.write),
         )
-        return TensorStore._of(driver, IndexTransform(driver.domain))
+        made = TensorStore._of(driver, IndexTransform(driver.domain))
+        return made if self.transaction is None else made.with_transaction(self.transaction)
 
 
 def _listed(layers: Iterable[TensorStore | Spec]) -> Sequence[TensorStore | Spec]:
@@ -271,6 +278,7 @@ def _unopened(given: Spec, context: Context) -> Layer:
     """Return the layer of a spec."""
     spec = LayerSpec(given._driver, given._transform, given._mode, given._context)
     transform = spec.effective_transform()
+    context = given._bound or context
     if spec.context is not None:
         context = Context(spec.context, context)
     return Layer(transform, None, spec, context)
@@ -278,7 +286,7 @@ def _unopened(given: Spec, context: Context) -> Layer:
 
 def _constraints(options: ViewOptions) -> Schema:
     """Return the constraints on a view as a schema."""
-    others = ("read", "write", "context")
+    others = ("read", "write", "context", "transaction")
     given: dict[str, Any] = {
         name: value for name, value in options.items() if name not in others and value is not None
     }

@@ -24,7 +24,6 @@ from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.accessor import Accessor
 from gpustore.index_space.alignment import arrangement
 from gpustore.index_space.resize import ResizeRequest
-from gpustore.index_space.selection import Expression
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
@@ -75,7 +74,7 @@ class TensorStore(ShownArray):
         try:
             return self._through(self._transform[index])
         except OutOfBoundsError as error:
-            if isinstance(index, Expression) and not error.status:
+            if not error.status:
                 raise  # What does not fit is the expression, whichever way indices count.
             raise self._about_bounds(error, self.domain) from None
 
@@ -350,8 +349,11 @@ class TensorStore(ShownArray):
             )
         return self._driver.write(self._transform, source)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None, context: object = None
+    ) -> NDArray[Any]:
         """Read it whole into a NumPy array; only for stores in host memory."""
+        del context  # Says for which function NumPy needs the array.
         if copy is False:
             raise ValueError("a TensorStore cannot be viewed as a NumPy array without a copy")
         if self.device != "cpu":
@@ -459,7 +461,6 @@ class TensorStore(ShownArray):
         self,
         inclusive_min: Sequence[int | None] | None = None,
         exclusive_max: Sequence[int | None] | None = None,
-        *,
         resize_metadata_only: bool = False,
         resize_tied_bounds: bool = False,
         expand_only: bool = False,

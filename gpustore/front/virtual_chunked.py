@@ -17,6 +17,7 @@ from gpustore.errors import MetadataError
 from gpustore.front.store import TensorStore
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.runtime.context import Context
+from gpustore.runtime.transaction import Transaction, check_transaction
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 
@@ -37,6 +38,7 @@ def virtual_chunked(
     dimension_units: Iterable[Any] | None = None,
     schema: Schema | None = None,
     context: Context | None = None,
+    transaction: Transaction | None = None,
 ) -> TensorStore:
     """Make an array whose chunks functions compute and store; nothing is called yet.
 
@@ -61,6 +63,8 @@ def virtual_chunked(
     context : Context, optional
         Resources. Threads of ``data_copy_concurrency`` call the functions, several at a time; with
         a ``cache_pool`` that has a limit, what they have computed is kept.
+    transaction : Transaction, optional
+        Transaction to which all reads and writes belong; a commit calls `write_function`.
 
     Returns
     -------
@@ -107,4 +111,7 @@ def virtual_chunked(
         readable=read_function is not None,
         writable=write_function is not None,
     )
+    check_transaction(transaction)
+    if transaction is not None:
+        driver = driver.in_transaction(transaction)
     return TensorStore._of(driver, IndexTransform(driver.domain))

@@ -271,7 +271,12 @@ class KvStoreSpec:
             return NotImplemented
         if not (self.has_json and other.has_json):
             return self._driver == other._driver and self._path == other._path
-        return self.to_json() == other.to_json()
+        return self._bound == other._bound and self.to_json() == other.to_json()
+
+    @property
+    def _bound(self) -> Mapping[str, Context.Resource] | None:
+        """Context resources that the spec is bound to, which are equal if they are the same."""
+        return None if self._opened is None else self._opened.all_resources
 
     def __copy__(self) -> KvStoreSpec:
         return self.copy()
@@ -347,7 +352,7 @@ def whole_json(
     driver: KvStoreDriver, path: str, *, shows_bound: bool = False
 ) -> dict[str, JsonValue]:
     """Return the JSON of a driver and a path, with the definitions of all context resources."""
-    defined = _all_by_reference(driver)
+    defined = all_by_reference(driver)
     json = unbound_json(driver, path, defined, shows_bound=shows_bound)
     context = definitions(defined)
     if context:
@@ -355,11 +360,11 @@ def whole_json(
     return json
 
 
-def _all_by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
+def all_by_reference(driver: KvStoreDriver) -> dict[str, Context.Resource]:
     """Return the context resources that a spec and those of its bases refer to; outer ones win."""
     found: dict[str, Context.Resource] = {}
     for base in driver.bases:
-        found = {**_all_by_reference(base.driver), **found}
+        found = {**all_by_reference(base.driver), **found}
     return {**found, **by_reference(driver)}
 
 

@@ -102,6 +102,8 @@ class Context:
         Definitions of resources. Without them the context has only default resources.
     parent : Context, optional
         Context in which resources are looked up that this one does not define.
+    spec : Context.Spec, optional
+        The same as `json`, by another name.
 
     Raises
     ------
@@ -213,8 +215,13 @@ class Context:
     __slots__ = ("__weakref__", "_made", "_parent", "_resources", "_spec")
 
     def __init__(
-        self, json: JsonValue | Context.Spec = None, parent: Context | None = None
+        self,
+        json: JsonValue | Context.Spec = None,
+        parent: Context | None = None,
+        *,
+        spec: Context.Spec | None = None,
     ) -> None:
+        json = json if spec is None else spec
         if parent is not None and not isinstance(parent, Context):
             raise TypeError(f"parent: expected a Context, but received: {parent!r}")
         self._spec = json if json is None or isinstance(json, Context.Spec) else Context.Spec(json)

@@ -446,3 +446,41 @@ def test_an_overlay_of_nothing_has_gaps_only():
 def test_empty_requests_read_nothing():
     for lib in (gpustore, ts):
         assert lib.overlay(arrays(lib), shape=[9])[5:5].read().result().shape == (0,)
+
+
+@each("library", LIBRARIES)
+@each(("name", "options"), [("stack", {}), ("concat", {"axis": 0}), ("overlay", {})])
+def test_views_in_a_transaction_write_when_it_is_committed(library, name, options):
+    context = library.Context()
+    layers = [
+        library.open(
+            {"driver": "zarr3", "kvstore": f"memory://{key}/"},
+            create=True,
+            dtype="uint8",
+            shape=[4],
+            context=context,
+        ).result()
+        for key in "ab"
+    ]
+    transaction = library.Transaction()
+    view = getattr(library, name)(layers, transaction=transaction, **options)
+    assert view.transaction is transaction
+    view[...] = 5
+    assert layers[1].read().result().tolist() == [0] * 4
+    assert np.all(view.read().result() == 5)
+    transaction.commit_sync()
+    assert layers[1].read().result().tolist() == [5] * 4
+
+
+@each("library", LIBRARIES)
+def test_views_are_in_one_transaction(library):
+    layer = library.open(
+        {"driver": "zarr3", "kvstore": "memory://"}, create=True, dtype="uint8", shape=[4]
+    ).result()
+    inside = layer.with_transaction(library.Transaction())
+    with pytest.raises(ValueError, match="Transaction mismatch"):
+        library.stack([inside, layer], transaction=library.Transaction())
+    with pytest.raises(TypeError, match="Invalid transaction"):
+        library.stack([layer], transaction=3)
+    with pytest.raises(NotImplementedError, match="does not support transactions"):
+        library.stack([library.array([1])], transaction=library.Transaction())[0].write(3).result()

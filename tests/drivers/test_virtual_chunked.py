@@ -520,3 +520,19 @@ def test_chunks_near_both_ends_of_the_largest_domain():
         )
         for at in (low, 0, 2**60, 2**60 + 99, stop - 1):
             assert store[at].read().result() == ((at - low) // 100 * 100 + low) % 1000
+
+
+@each("lib", LIBRARIES)
+def test_functions_in_a_transaction_store_when_it_is_committed(lib):
+    transaction = lib.Transaction()
+    chunks = Chunks(lib, transaction=transaction)
+    before = chunks.array.copy()
+    assert chunks.store.transaction is transaction
+    chunks.store[1:3] = 7
+    assert np.array_equal(chunks.array, before)
+    assert np.all(chunks.store[1:3].read().result() == 7)
+    transaction.commit_sync()
+    before[1:3] = 7
+    assert np.array_equal(chunks.array, before)
+    with pytest.raises(TypeError, match="Invalid transaction"):
+        Chunks(lib, transaction=3)

@@ -398,3 +398,19 @@ def test_urls_mean_the_same_to_tensorstore(root, applied, wrong):
         assert ours.to_json() == theirs.to_json()
         assert ours.url == theirs.url
         assert kind(gpustore)(ours.url).url == ours.url
+
+
+@pytest.mark.parametrize("library", [gpustore, ts])
+def test_open_modes_change_but_not_those_of_specs(library):
+    mode = library.OpenMode(create=True)
+    spec = library.Spec(ZARR3)
+    spec.update(open_mode=mode)
+    mode.open = True
+    assert repr(mode) == "OpenMode(open=True, create=True)"
+    assert spec.open_mode == library.OpenMode(create=True)
+    spec.open_mode.delete_existing = True
+    assert spec.to_json()["create"] is True
+    assert "delete_existing" not in spec.to_json()
+    assert library.Spec(ZARR3).open_mode == library.OpenMode(open=True)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(mode)

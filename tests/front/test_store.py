@@ -494,3 +494,9 @@ def test_outcomes_differ_if_the_libraries_do(tmp_path):
     """The comparison itself must be able to fail."""
     assert len(LIBRARIES) == 2
     assert not agree(*both(lambda library, root: library.__name__, tmp_path))
+
+
+def test_what_is_wrong_with_an_index_is_not_about_bounds():
+    with pytest.raises(IndexError, match="single ellipsis") as error:
+        gpustore.array([[1, 2], [3, 4]])[..., 1, ...]
+    assert "store.numpy" not in str(error.value)
