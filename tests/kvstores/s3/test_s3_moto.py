@@ -3,7 +3,6 @@
 # ruff: noqa: F403  the shared suite is taken over by name
 
 import itertools
-import logging
 import urllib.request
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorstore
 import gpustore
 from gpustore.kvstores.kvstore import KvStore
 from tests.kvstores.contract import *
+from tests.kvstores.s3.moto_server import make_bucket, moto
 
 # moto compares and writes in two steps, between which another thread may write.
 del test_threads_lose_no_conditional_increment  # noqa: F821
@@ -23,12 +23,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def endpoint():
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto() as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +32,7 @@ def _bucket(endpoint, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
-    with urllib.request.urlopen(request) as response:
-        assert response.status == 200
+    make_bucket(endpoint)
 
 
 @pytest.fixture

@@ -1,0 +1,3 @@
+"""The command line, for tests that show images."""
+
+from tests.cli.conftest import gpustore_command  # noqa: F401
