@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import gpustore
 from gpustore.ome.attributes import stated
-from gpustore.ome.filling import source_of
+from gpustore.ome.filling import ordered, source_of
 from gpustore.ome.image import Image
 from gpustore.ome.new_image import FORMATS, ImageProperties, NewDocuments, new_image
 from gpustore.ome.plate import Plate
@@ -124,6 +124,8 @@ def write(
         file of TIFF, NumPy or HDF5 by path, as :func:`gpustore.copy` takes them.
     axes, scale, units
         As those of :func:`create`. A source that has them, as TIFF files do, need not be told.
+        One whose names are these in another order is transposed; without `axes`, to the order
+        time, channels, space. Samples of colours are channels. Names of channels are taken, too.
     levels : int or None
         Number of levels; None is as many as make the two last axes 256 elements or less.
     method : str, optional
@@ -148,6 +150,7 @@ def write(
     """
     source = source_of(array)
     try:
+        source = ordered(source, axes)
         known = source.dims if source.dims and all(source.dims) else None
         if axes is None and known is None:
             raise TypeError("expected axes, such as 'zyx': the array has no names of dimensions")
@@ -160,6 +163,9 @@ def write(
             }
             scale = {name: one.multiplier for name, one in found.items()}
             units = {name: one.base_unit for name, one in found.items()}
+        count = dict(zip(known or (), source.shape)).get("c", 1)
+        if options.get("like") is None and len(source.channels) == count:
+            options.setdefault("channels", source.channels)
         image = create(
             url,
             shape=source.shape,

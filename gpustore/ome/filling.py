@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import gpustore
 from gpustore.display.extents import chunk_extents
+from gpustore.ome.layout import axes_in_order
+from gpustore.ome.multiscale import Axis
 from gpustore.sources.array_like import of_object
-from gpustore.sources.base import Region, Source
+from gpustore.sources.base import Region, Source, transposed
 from gpustore.sources.files import open_file
 from gpustore.transfer.plan import Plan, plan_regions
 from gpustore.transfer.regions import transfer
+
+_SAMPLES: Final = ("red", "green", "blue")
 
 
 def source_of(array: Any) -> Source:
@@ -24,6 +29,32 @@ def source_of(array: Any) -> Source:
         found = open_file(array)
         return of_object(gpustore.open(array, read=True).result()) if found is None else found
     return of_object(array)
+
+
+def ordered(source: Source, axes: Sequence[Any] | None) -> Source:
+    """Return a source with its dimensions in the order of axes, if they have the same names.
+
+    Parameters
+    ----------
+    source : Source
+    axes : sequence of str or Axis, or None
+        None is the order of OME-Zarr. Samples of colours, the dimension ``s`` of TIFF files, are
+        channels.
+    """
+    dims = source.dims
+    if dims is None or not all(dims):
+        return replace(source, channels=())
+    if "s" in dims and "c" not in dims:
+        count = source.shape[dims.index("s")]
+        if count in (3, 4):
+            dims = tuple("c" if name == "s" else name for name in dims)
+            source = replace(source, dims=dims, channels=_SAMPLES if count == 3 else ())
+    wanted = axes_in_order(dims)
+    if axes is not None:
+        wanted = [one.name if isinstance(one, Axis) else str(one) for one in axes]
+    if sorted(wanted) != sorted(dims):
+        return replace(source, channels=())
+    return transposed(source, [dims.index(name) for name in wanted])
 
 
 def fill(

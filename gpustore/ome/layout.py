@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpustore.ome.multiscale import Axis, in_order
+from gpustore.ome.multiscale import Axis, in_order, order_of
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Unit, as_float, unit
 
@@ -57,6 +57,15 @@ def axes_of(axes: str | Sequence[Any], units: str | Mapping[str, Any] | None) ->
         Axis(axis.name, axis.type, _unit(given.get(axis.name), axis.name) or axis.unit)
         for axis in found
     )
+
+
+def axes_in_order(names: Sequence[str]) -> list[str]:
+    """Return names of axes in the order of OME-Zarr.
+
+    >>> axes_in_order("zcyx")
+    ['c', 'z', 'y', 'x']
+    """
+    return [names[d] for d in order_of([Axis(name, _TYPES.get(name), None) for name in names])]
 
 
 def _unit(value: Any, name: str) -> Unit | None:

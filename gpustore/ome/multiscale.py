@@ -179,10 +179,14 @@ def _version(stated: Any, expected: tuple[str, ...], where: str) -> str:
     return version
 
 
+def order_of(axes: Sequence[Axis]) -> list[int]:
+    """Return the numbers of axes in the order of 0.4 and 0.5: time, channels, others, space."""
+    return sorted(range(len(axes)), key=lambda number: _PLACES.get(axes[number].type, 2))
+
+
 def in_order(axes: Sequence[Axis]) -> bool:
-    """Whether axes are in the order of 0.4 and 0.5: of time, of channels, of others, of space."""
-    places = [_PLACES.get(axis.type, 2) for axis in axes]
-    return places == sorted(places)
+    """Whether axes are in the order of 0.4 and 0.5."""
+    return order_of(axes) == list(range(len(axes)))
 
 
 def multiscale(ome: Mapping[str, Any], version: str, where: str, number: int = 0) -> Multiscale:

@@ -26,6 +26,7 @@ from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import Axis, multiscale, ome_of
 from gpustore.ome.transforms import AxisTransform
 
+_COLORS_OF_NAMES: Final = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
 _COLORS: Final = ("0000FF", "00FF00", "FF0000", "FF00FF", "00FFFF", "FFFF00")
 FORMATS: Final = {"0.4": 2, "0.5": 3, "0.6": 3}
 """Version of Zarr by version of OME-Zarr."""
@@ -302,10 +303,11 @@ def _omero(
         if window is not None:
             bounds = (window.start, window.end, window.min, window.max)
         white = "FFFFFF" if len(channels) == 1 else _COLORS[number % len(_COLORS)]
+        color = channel.color or _COLORS_OF_NAMES.get(channel.name.lower(), white)
         found.append(
             {
                 "label": channel.name,
-                "color": channel.color or white,
+                "color": color,
                 "active": channel.active,
                 "window": dict(zip(("start", "end", "min", "max"), bounds, strict=True)),
             }

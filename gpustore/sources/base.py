@@ -14,6 +14,7 @@ import numpy as np
 
 from gpustore import registry
 from gpustore.errors import CopyError, CopyWarning, UnsupportedError
+from gpustore.runtime.future import Future
 
 Region = tuple[slice, ...]
 """Part of an array: a slice with ``start`` and ``stop`` along each dimension, counted from 0."""
@@ -44,6 +45,8 @@ class Source:
         Names of the dimensions, empty where unknown.
     units : tuple of str or None, optional
         Physical size of a step along each dimension.
+    channels : tuple of str
+        Names of the channels, empty where unknown; none if no channel has a name.
     attributes : dict
         User attributes, JSON values.
     fill_value : scalar, optional
@@ -66,6 +69,7 @@ class Source:
     is_slow: bool = False
     dims: tuple[str, ...] | None = None
     units: tuple[str | None, ...] | None = None
+    channels: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field_(default_factory=dict)
     fill_value: Any = None
     masked: Any = None
@@ -130,6 +134,31 @@ def of_field(source: Source, field: str | None) -> Source:
     identity = None if source.identity is None else [source.identity, field]
     return replace(
         source, dtype=kind[field], read=read, fill_value=None, masked=None, identity=identity
+    )
+
+
+def transposed(source: Source, order: Sequence[int]) -> Source:
+    """Return a source whose dimension n is the dimension ``order[n]`` of another one."""
+    if list(order) == list(range(len(order))):
+        return source
+
+    def read(region: Region) -> Any:
+        there = dict(zip(order, region, strict=True))
+        found = source.read(tuple(there[d] for d in range(len(order))))
+        # Stores are read by futures.
+        elements = found.result() if isinstance(found, Future) else found
+        return elements.transpose(order)
+
+    def of(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(values[d] for d in order)
+
+    return replace(
+        source,
+        shape=of(source.shape),
+        read=read,
+        chunks=None if source.chunks is None else of(source.chunks),
+        dims=None if source.dims is None else of(source.dims),
+        units=None if source.units is None else of(source.units),
     )
 
 

@@ -83,7 +83,8 @@ def _of_file(path: str, file: Any, part: str | None) -> Source:
         chunks=chunks,
         is_slow=chunks is not None,
         dims=distinct("" if a in _UNKNOWN_AXES else a.lower() for a in axes),
-        units=_units(file, axes),
+        units=_units(file, axes, number),
+        channels=_channels(file, number),
         close=file.close,
     )
 
@@ -198,27 +199,33 @@ class _Pages:
 # --------------------------------------------------------------------------- pixel sizes
 
 
-def _units(file: Any, axes: str) -> tuple[str | None, ...] | None:
-    """Return the sizes of a pixel along the axes, as OME or ImageJ tells them."""
+def _units(file: Any, axes: str, number: int) -> tuple[str | None, ...] | None:
+    """Return the sizes of a pixel along the axes of a series, as OME or ImageJ tells them."""
     sizes: dict[str, str] = {}
     if file.is_ome:
-        sizes = _sizes_of_ome(file.ome_metadata)
+        sizes = _sizes_of_ome(file.ome_metadata, number)
     elif file.is_imagej:
         sizes = _sizes_of_imagej(file)
     found = tuple(sizes.get(axis) for axis in axes)
     return found if any(found) else None
 
 
-def _sizes_of_ome(xml: str) -> dict[str, str]:
-    """Return ``PhysicalSizeX`` ... of the first image in OME-XML, micrometres by default.
+def _channels(file: Any, number: int) -> tuple[str, ...]:
+    """Return the names of the channels of a series, as OME tells them."""
+    pixels = _pixels_of_ome(file.ome_metadata, number) if file.is_ome else None
+    found = () if pixels is None else pixels.iterfind("{*}Channel")
+    names = tuple(one.get("Name", "") for one in found)
+    return names if any(names) else ()
 
-    >>> _sizes_of_ome('<OME><Pixels PhysicalSizeX="0.5" PhysicalSizeXUnit="nm"/></OME>')
-    {'X': '0.5 nm'}
+
+def _sizes_of_ome(xml: str, number: int) -> dict[str, str]:
+    """Return ``PhysicalSizeX`` ... of an image in OME-XML, micrometres by default.
+
+    >>> pixels = '<Pixels PhysicalSizeX="2" PhysicalSizeXUnit="nm"/>'
+    >>> _sizes_of_ome(f"<OME><Image>{pixels}</Image></OME>", 0)
+    {'X': '2 nm'}
     """
-    try:
-        pixels = next(ElementTree.fromstring(xml).iterfind(".//{*}Pixels"), None)
-    except ElementTree.ParseError:
-        return {}
+    pixels = _pixels_of_ome(xml, number)
     if pixels is None:
         return {}
     return {
@@ -226,6 +233,15 @@ def _sizes_of_ome(xml: str) -> dict[str, str]:
         for axis in "XYZ"
         if pixels.get(f"PhysicalSize{axis}") is not None
     }
+
+
+def _pixels_of_ome(xml: str, number: int) -> ElementTree.Element | None:
+    """Return the element ``Pixels`` of an image by number, None if there is none."""
+    try:
+        found = ElementTree.fromstring(xml).iterfind(".//{*}Image/{*}Pixels")
+        return next(itertools.islice(found, number, None), None)
+    except ElementTree.ParseError:
+        return None
 
 
 def _sizes_of_imagej(file: Any) -> dict[str, str]:

@@ -313,3 +313,61 @@ def test_an_interrupted_write_of_both_levels_is_begun_again(context):
     again = ome.write("memory://a/", values, overwrite=True, **options)
     for one, two in zip(levels_of(image), levels_of(again), strict=True):
         assert np.array_equal(one, two)
+
+
+def test_named_dimensions_are_put_in_order(context, tmp_path):
+    values = RNG.integers(0, 9, (4, 2, 20, 30)).astype("uint16")
+    expected = np.moveaxis(values, 1, 0)
+    options = {"chunks": (1, 4, 16, 16), "context": context}
+    store = gpustore.save(
+        *(tmp_path / "a.zarr", values), dims=tuple("zcyx"), units=("2 um", None, "1 um", "1 um"),
+        chunks=(2, 1, 16, 16),
+    )  # fmt: skip
+    for axes in (None, "czyx", [ome.Axis("c", "channel", None), "z", "y", "x"]):
+        image = ome.write("memory://a/", store, axes=axes, overwrite=True, **options)
+        assert image.axes == ("c", "z", "y", "x")
+        assert image.level(0).scale == {"c": 1, "z": 2, "y": 1, "x": 1}
+        assert np.array_equal(image.level(0).read().result(), expected)
+    # Other names are those of the dimensions as they are.
+    image = ome.write("memory://b/", store, axes="tcyx", **options)
+    assert np.array_equal(image.level(0).read().result(), values)
+
+
+@pytest.mark.parametrize("layout", ["contig", "separate"])
+def test_samples_of_a_tiff_file_are_channels(layout, context, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    colours = RNG.integers(0, 255, (40, 50, 3)).astype("uint8")
+    stored = colours if layout == "contig" else np.moveaxis(colours, 2, 0)
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric="rgb", planarconfig=layout)
+    image = ome.write("memory://a/", tmp_path / "a.tif", context=context)
+    assert image.axes == ("c", "y", "x")
+    assert np.array_equal(image.level(0).read().result(), np.moveaxis(colours, 2, 0))
+    shown = [(one.name, one.color) for one in image.omero.channels]
+    assert shown == [("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF")]
+
+
+def test_channels_of_a_tiff_file_keep_their_names(context, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    values = RNG.integers(0, 9, (4, 2, 20, 30)).astype("uint16")
+    about = {"axes": "ZCYX", "Channel": {"Name": ["DAPI", "GFP"]}}
+    tifffile.imwrite(tmp_path / "a.ome.tif", values, ome=True, metadata=about)
+    image = ome.write("memory://a/", tmp_path / "a.ome.tif", context=context)
+    assert image.channels == ("DAPI", "GFP")
+    assert np.array_equal(image.level(0).read().result(), np.moveaxis(values, 1, 0))
+    for given, expected in ((["x", "y"], ("x", "y")), (None, ())):
+        image = ome.write("memory://b/", tmp_path / "a.ome.tif", channels=given, context=context,
+                          overwrite=True)  # fmt: skip
+        assert image.channels == expected
+
+
+def test_a_hyperstack_of_imagej_is_put_in_order(context, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    values = RNG.integers(0, 9, (3, 4, 2, 20, 30)).astype("uint16")
+    tifffile.imwrite(
+        *(tmp_path / "a.tif", values), imagej=True, resolution=(2, 2),
+        metadata={"axes": "TZCYX", "spacing": 2, "unit": "um"},
+    )  # fmt: skip
+    image = ome.write("memory://a/", tmp_path / "a.tif", context=context)
+    assert image.axes == ("t", "c", "z", "y", "x")
+    assert image.level(0).scale == {"t": 1, "c": 1, "z": 2, "y": 0.5, "x": 0.5}
+    assert np.array_equal(image.level(0).read().result(), np.moveaxis(values, 2, 1))

@@ -86,6 +86,19 @@ def test_ome_gives_names_and_sizes(tmp_path):
     source.close()
 
 
+def test_ome_gives_names_and_sizes_of_each_image(tmp_path):
+    path = str(tmp_path / "a.ome.tif")
+    with tifffile.TiffWriter(path, ome=True) as file:
+        for size, name in ((1, "DAPI"), (2, "GFP")):
+            about = {"axes": "CYX", "PhysicalSizeX": size, "Channel": {"Name": [name, "b"]}}
+            file.write(STACK[:2], metadata=about, photometric="minisblack")
+    for number, name in enumerate(("DAPI", "GFP")):
+        source = open_file(f"{path}::{number}")
+        assert source.units == (None, None, f"{number + 1} um")
+        assert source.channels == (name, "b")
+        source.close()
+
+
 def test_imagej_gives_names_and_sizes(tmp_path):
     path = str(tmp_path / "a.tif")
     tifffile.imwrite(
@@ -103,7 +116,7 @@ def test_imagej_gives_names_and_sizes(tmp_path):
 
 @pytest.mark.parametrize("xml", ["", "<OME/>", "<OME><Image/></OME>", "<"])
 def test_ome_without_sizes(xml):
-    assert tiff._sizes_of_ome(xml) == {}
+    assert tiff._sizes_of_ome(xml, 0) == {}
 
 
 def test_series_are_numbered(tmp_path):
