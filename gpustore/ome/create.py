@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import gpustore
+from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.attributes import stated
 from gpustore.ome.filling import ordered, source_of
 from gpustore.ome.image import Image
 from gpustore.ome.new_image import FORMATS, ImageProperties, NewDocuments, new_image
 from gpustore.ome.plate import Plate
+from gpustore.ome.pyramid import checked_method
 
 
 def create(
@@ -166,6 +168,9 @@ def write(
         count = dict(zip(known or (), source.shape)).get("c", 1)
         if options.get("like") is None and len(source.channels) == count:
             options.setdefault("channels", source.channels)
+        # What does not fit is found before anything is made.
+        checked_method(method, levels, gpustore.dtype(source.dtype))
+        memory = nbytes_of(memory, "memory")
         image = create(
             url,
             shape=source.shape,

@@ -18,7 +18,7 @@ from gpustore.ome.members import json_object, member_path, optional, place_of
 from gpustore.ome.multiscale import Axis, Multiscale, Transformation, multiscale, ome_of
 from gpustore.ome.new_label import LabelProperties, make_label
 from gpustore.ome.opened import Opened, group_of, is_absent
-from gpustore.ome.pyramid import METHODS, build, forget
+from gpustore.ome.pyramid import build, checked_method, forget
 from gpustore.ome.transforms import AxisTransform
 from gpustore.ome.units import Range, Unit, as_float, um
 from gpustore.sources.base import Source
@@ -245,14 +245,9 @@ class Image:
         """Write the finest level, if elements are given, and make the others."""
         attributes = self.group.attrs
         is_label = "image-label" in attributes.get("ome", attributes)
-        method = method or ("mode" if is_label else "mean")
-        if method not in METHODS:
-            raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-        if is_label and method in ("mean", "gaussian"):
-            raise ValueError(f"method: {method} of labels is no label; take mode or nearest")
         build(
             *(self.group, self.version, self.all_axes, self._metadata.own),
-            method=method,
+            method=checked_method(method, levels, self.level(0).dtype, is_label=is_label),
             levels=levels,
             memory=nbytes_of(memory, "memory"),
             progress=progress,
@@ -450,6 +445,8 @@ class Image:
         if not isinstance(wanted, Mapping):
             space = [axis.name for axis in self._metadata.axes if axis.type == "space"]
             wanted = dict.fromkeys(space, wanted)
+        if not wanted:
+            raise ValueError(f"pixel_size: no axis is named; axes are {', '.join(self.axes)}")
         sizes = {}
         for name, size in wanted.items():
             axis = next((one for one in self._metadata.axes if one.name == name), None)

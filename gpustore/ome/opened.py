@@ -69,7 +69,11 @@ class Opened(Mapping[str, T]):
             for name in part:
                 if name not in self._opened:
                     # Those before it in `new` are opened.
-                    self._opened[name] = next(found)
+                    try:
+                        self._opened[name] = next(found)
+                    except NotFoundError as error:
+                        named = f"{place_of(self._group)}: {self._kind} {name!r}"
+                        raise error.prefixed(named) from None
                 yield self._opened[name]
 
     def values(self) -> ValuesView[T]:

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,6 +144,29 @@ def build(
         if stopped():
             raise KeyboardInterrupt("the same call goes on with the pyramid from there")
     journal.remove()
+
+
+def checked_method(
+    method: str | None, levels: int | None, dtype: gpustore.dtype, *, is_label: bool = False
+) -> str:
+    """Return the method of a pyramid: by default the mean, of label images the mode.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there is no such method or number of levels, or labels have no such method.
+    UnsupportedError
+        If the data type has no such method.
+    """
+    method = method or ("mode" if is_label else "mean")
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if is_label and method in ("mean", "gaussian"):
+        raise ValueError(f"method: {method} of labels is no label; take mode or nearest")
+    if levels is not None and operator.index(levels) < 1:
+        raise ValueError(f"levels: expected at least 1, got {levels}")
+    _source(gpustore.array(np.zeros(1, dtype.array_dtype)), (1,), method)
+    return method
 
 
 def _write_finest(

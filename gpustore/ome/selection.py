@@ -83,6 +83,10 @@ def index_of(
     wrong = indices.ndim > 1 or (indices.dtype.kind not in "iub" and indices.size)
     if wrong or isinstance(selected, bool):
         raise TypeError(f"{axis.name}: expected an index, a slice or a list, got {selected!r:.80}")
+    if indices.dtype.kind == "b" and indices.size != bounds[1] - bounds[0]:
+        raise ValueError(
+            f"{axis.name}: expected a mask of {bounds[1] - bounds[0]} elements, got {indices.size}"
+        )
     if indices.dtype.kind in "iu":
         outside = (indices < bounds[0]) | (indices >= bounds[1])
         if outside.any():

@@ -123,6 +123,7 @@ def test_choice_of_a_level(context):
         ({"x": ome.um(1, 2)}, "x: expected one size"),
         ({"x": 0}, "x: expected a positive size"),
         ({"q": 1}, "no axis 'q'; axes are c, z, y, x"),
+        ({}, "no axis is named; axes are c, z, y, x"),
     ):
         with pytest.raises(ValueError, match=text):
             image.level(pixel_size=wrong)

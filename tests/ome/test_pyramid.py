@@ -204,12 +204,19 @@ def test_labels_have_no_mean(context):
     [
         ({"method": "median"}, ValueError, "expected one of mean, nearest, mode, gaussian"),
         ({"levels": 5}, ValueError, "levels: the image has 3, got 5"),
+        ({"levels": 0}, ValueError, "levels: expected at least 1, got 0"),
+        ({"levels": 1.5}, TypeError, "float"),
+        ({"memory": "much"}, ValueError, "memory: expected bytes"),
     ],
 )
 def test_wrong_arguments(options, error, text, context):
     write_image("memory://a/", context=context)
     with pytest.raises(error, match=text):
         ome.open("memory://a/", context=context).build_pyramid(**options)
+    if options != {"levels": 5}:
+        with pytest.raises(error, match=text):
+            ome.write("memory://b/", VOLUME, axes="czyx", context=context, **options)
+        assert not gpustore.KvStore.open("memory://b/", context=context).result().list().result()
 
 
 def test_levels_of_other_shapes_are_refused(context):

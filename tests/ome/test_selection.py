@@ -83,6 +83,7 @@ def test_a_range_keeps_its_indices(level):
         ({"z": None}, TypeError, "z: expected an index, a slice or a list, got None"),
         ({"z": ...}, TypeError, "z: expected an index, a slice or a list, got Ellipsis"),
         ({"z": [[0, 1]]}, TypeError, r"z: expected an index, a slice or a list, got \[\[0, 1\]\]"),
+        ({"z": [True] * 7}, ValueError, "z: expected a mask of 8 elements, got 7"),
         ({"z": slice("a", "b")}, TypeError, "interpreted as an integer"),
     ],
 )
