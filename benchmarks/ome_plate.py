@@ -19,28 +19,29 @@ from pathlib import Path
 
 import numpy as np
 
-ROUNDS = 5
+ROUNDS = 3
 COLUMNS = 12
+FIELDS = 8
 LEVELS = 3
 
 
 def make(path, fields):
-    """A plate of wells with eight fields each; fields have no elements."""
+    """A plate of wells with eight fields each, alike in a well; fields have no elements."""
     import gpustore
     from gpustore import ome
 
     context = gpustore.Context({"file_io_sync": False})
-    wells = math.ceil(fields / 8)
+    wells = math.ceil(fields / FIELDS)
     rows = [f"R{number}" for number in range(math.ceil(wells / COLUMNS))]
     columns = [str(number + 1) for number in range(COLUMNS)]
     plate = ome.create_plate(path, rows=rows, columns=columns, context=context)
-    for number in range(fields):
-        well, field = divmod(number, 8)
-        plate.create_image(
-            f"{rows[well // COLUMNS]}/{columns[well % COLUMNS]}/{field}",
+    for well in range(wells):
+        place = f"{rows[well // COLUMNS]}/{columns[well % COLUMNS]}"
+        plate.create_images(
+            [f"{place}/{field}" for field in range(min(FIELDS, fields - well * FIELDS))],
             **{"shape": (2, 10, 1000, 1000), "dtype": "uint16", "axes": "czyx", "levels": LEVELS},
-            **{"scale": (1, 2, 0.65, 0.65), "translation": (0, 0, number, 0), "units": "um"},
-            **{"channels": ("DAPI", "GFP"), "name": f"field {number}"},
+            **{"scale": (1, 2, 0.65, 0.65), "translation": (0, 0, well, 0), "units": "um"},
+            **{"channels": ("DAPI", "GFP"), "name": f"well {well}"},
         )
 
 
