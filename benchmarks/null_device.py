@@ -193,6 +193,12 @@ class NullDevice:
     def own_kernel_failure(self, codec):
         return None if codec in OWN_KERNELS else NO_KERNEL
 
+    def image_decoder(self, name):
+        return DecoderState(None, (), {name: "the null device decodes no images"}, None)
+
+    def decode_images(self, batch, stream):
+        raise NotImplementedError(f"{len(batch)} images of {batch.format}")
+
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
         self._count("decompress_temp_nbytes")
         return codecs.decompress_temp_nbytes(codec, total_nbytes)

@@ -70,11 +70,11 @@ DEVICES = """\
 
 Present: cpu; cuda (tested on an emulated device, never run on a GPU).
 
-Images (`avif`, `bmp`, `jpeg`, `png`, `tiff`, `webp`, and chunks of Neuroglancer precomputed volumes
-in JPEG and PNG) are decoded by the host and then copied; `host_fallbacks` of the statistics counts
-them. nvImageCodec is not used: version 0.9.0 has decoders on a GPU for JPEG and TIFF alone, none
-for AVIF, and the elements of JPEG may be rounded in another way than on the host. Without a GPU to
-test them on they are not offered.
+Plain images of the drivers `jpeg` and `tiff`, and chunks of one channel of Neuroglancer precomputed
+volumes in JPEG, are decoded on a GPU by nvImageCodec where it is installed (extras `image13` and
+`image12`). The elements of JPEG may be rounded in another way than on the host, which has
+TensorStore's; `gpu_decode_choice: "host"` gives these. All other images are decoded by the host and
+then copied; `host_fallbacks` of the statistics counts them. [A page](gpu.md#images) lists them.
 """
 
 TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}

@@ -11,10 +11,12 @@ from typing import Any
 from gpustore import registry
 from gpustore.backends.decoders import GpuDecoders, decoder_of, encoder_of
 from gpustore.backends.device.direct_read import LEAST_NBYTES
+from gpustore.backends.nvimgcodec import IMAGE_LIBRARY
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.device_segments import HIGHEST_LEVELS
 from gpustore.codec_chain.resolve import resolve_v2, resolve_v3
 from gpustore.data_types.dtype import dtype
+from gpustore.drivers._image import ImageFormat
 from gpustore.metadata.component import Component
 from gpustore.metadata.named_configuration import NamedConfiguration
 
@@ -34,14 +36,16 @@ the GPU and counted (`host_fallbacks` in `future.statistics`). gpustore's kernel
 in every case: byte order, transposes, fields, steps and index arrays.
 
 nvcomp decodes a small constant stream of each codec before its first use, and so does each kernel
-of gpustore that decodes LZ4 or blosclz. What is missing or fails this test counts as absent, and a
-`gpustore.DeviceWarning` names it once for each GPU, with what to install; so do `store.explain()`
-and `gpustore info`. `missing_decoder_reads` counts the reads that the host decodes for that.
+of gpustore that decodes LZ4 or blosclz; nvImageCodec decodes a small image of each format. What is
+missing or fails this test counts as absent, and a `gpustore.DeviceWarning` names it once for each
+GPU, with what to install; so do `store.explain()` and `gpustore info`. `missing_decoder_reads`
+counts the reads that the host decodes for that.
 
 ```sh
 python -m pip install cupy-cuda13x                # own kernels alone
 python -m pip install 'gpustore[cuda13]'          # with nvcomp
 python -m pip install 'gpustore[gds13]'           # with nvcomp and kvikio
+python -m pip install 'gpustore[image13]'         # with nvcomp and nvImageCodec
 ```
 
 In a clone, three commands of less than five minutes each try all of it on a machine with a GPU.
@@ -74,11 +78,34 @@ bytes; `gzip` with `useZlib` is `zlib`, and `xz` the host's. The host reads thei
 decodes blocks that a writer has cut off at the edge of the array.
 
 Chunks of `neuroglancer_precomputed` are raw bytes to the GPU, those in shards as their
-`data_encoding`; the host decodes JPEG, PNG and compressed segmentation. It decodes files of images
-too.
+`data_encoding`; the host decodes PNG, compressed segmentation, and JPEG of several channels or in
+gzip.
 
 Strings and bytes of any length (`vlen-utf8`, `vlen-bytes`) are Python objects: their arrays are
 NumPy arrays on every device, and each decoded chunk counts as a host fallback.
+"""
+
+IMAGES = """\
+## Images
+
+nvImageCodec decodes plain images of gray and RGB. Everything else is the host's and counted:
+images with a palette or alpha, JPEG that is progressive, of several scans or with colours that are
+not transformed, TIFF of another compression than LZW and deflate or of another order than rows from
+top to bottom, JPEG with bytes behind its end. The host reads each header first, and compares the
+size with that of the opened image; a file that the GPU does not decode it decodes again, or says
+what is wrong. Lossless images have the same elements everywhere. **Elements of JPEG may differ by a
+few units** from those of the host, which has TensorStore's: decoders may round its transform and
+its colours in several ways. `gpu_decode_choice: "host"` gives the host's.
+
+| images | without nvImageCodec | with it |
+| --- | --- | --- |
+"""
+
+CHUNKS = """| chunks of `neuroglancer_precomputed` in JPEG, one channel | host | {jpeg} |
+
+nvImageCodec also has decoders for JPEG 2000, of which there is no driver. Of PNG, BMP and WebP it
+has decoders for the host alone, which save nothing here. Its decoder for the fixed-function unit of
+a GPU is not used: how that one samples colours up is not known.
 """
 
 MEMORY = """\
@@ -166,9 +193,13 @@ OBJECTS = {"vlen-bytes", "vlen-utf8"}
 # Codecs without device code; some need optional libraries.
 ON_HOST = {"n5_default", "pcodec", "zfp", "zfpy"}
 
+# Drivers of images.
+FORMATS = ["avif", "bmp", "jpeg", "png", "tiff", "webp"]
+
 TYPES = ["uint8", "uint16", "float32", "bfloat16", "complex128", "bool", "int4"]
 
 ALONE, WITH_NVCOMP = GpuDecoders(has_nvcomp=False), GpuDecoders(has_nvcomp=True)
+WITH_ALL = GpuDecoders(has_nvcomp=True, has_image_library=True)
 
 
 def is_filter(codec: Any) -> bool:
@@ -214,6 +245,12 @@ def codec_row(name: str, chain: CodecChain) -> str:
     return f"| {' | '.join([*cells, direct, encoded_by(chain, WITH_NVCOMP)])} |"
 
 
+def image_row(name: str) -> str:
+    """Return who decodes files of images of a format, of RGB."""
+    chain = ImageFormat(name).description((8, 8, 3), 100).chain
+    return f"| {name} | {decoded_by(chain, ALONE)} | {decoded_by(chain, WITH_ALL)} |"
+
+
 def type_row(name: str) -> str:
     reason = chain_of(CODECS["zstd"], name).unsupported_reason(WITH_NVCOMP)
     return f"| {name} | {'GPU' if reason is None else f'host: {reason}'} |"
@@ -234,6 +271,8 @@ def page() -> str:
         "| --- | --- | --- | --- | --- |",
         *(codec_row(name, chain_of(codec, "uint16")) for name, codec in CODECS.items()),
         "",
+        IMAGES + "\n".join(map(image_row, FORMATS)),
+        CHUNKS.format(jpeg=IMAGE_LIBRARY),
         WRITES.format(**HIGHEST_LEVELS),
         MEMORY,
         "## Data types\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpustore.backends.nvcomp.abi import DETECTS_DAMAGE, FORMATS, LARGEST, NO_NVCOMP
+from gpustore.backends.nvimgcodec import IMAGE_LIBRARY, NO_IMAGE_LIBRARY
 from gpustore.codec_chain.base import BytesCodec
 from gpustore.device.own_kernels import NO_KERNEL, OWN_KERNELS
 from gpustore.device.protocol import Decoders, DecoderState, DeviceCodec
@@ -21,6 +22,8 @@ class GpuDecoders:
     ----------
     has_nvcomp : bool
         Whether nvcomp is installed there; the package's own kernels always are.
+    has_image_library : bool
+        Whether nvImageCodec is installed there.
 
     Examples
     --------
@@ -29,6 +32,7 @@ class GpuDecoders:
     """
 
     has_nvcomp: bool
+    has_image_library: bool = False
 
     def decoders(self) -> DecoderState:
         """Return the state of nvcomp where all its codecs work, or where it is absent."""
@@ -50,6 +54,12 @@ class GpuDecoders:
         """Return why no kernel of the package decodes these streams, None if one does."""
         return None if codec in OWN_KERNELS else NO_KERNEL
 
+    def image_decoder(self, name: str) -> DecoderState:
+        """Return the state of nvImageCodec where it works, or where it is absent."""
+        if self.has_image_library:
+            return DecoderState(IMAGE_LIBRARY, (name,), {}, None)
+        return DecoderState(None, (), {name: NO_IMAGE_LIBRARY}, NO_IMAGE_LIBRARY)
+
 
 def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:
     """Name the decoder of a codec that a device supports.
@@ -59,6 +69,8 @@ def decoder_of(stage: BytesCodec, decoders: Decoders) -> str:
     """
     if stage.is_identity:
         return "nothing"
+    if stage.image_format is not None:
+        return IMAGE_LIBRARY
     codec = stage.device_codec
     return "own kernels" if codec is None or decoders.codec(codec) is None else "nvcomp"
 

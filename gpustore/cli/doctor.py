@@ -52,7 +52,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     command.description = (
         "Tries reads and writes in host memory and on the GPU, and says in plain "
-        "sentences what is missing: driver, CuPy, nvcomp, kvikio, native core, optional packages."
+        "sentences what is missing: driver, CuPy, nvcomp, kvikio, nvImageCodec, native core, "
+        "optional packages."
     )
     add_json_option(command)
     command.set_defaults(run=run)
@@ -182,6 +183,11 @@ _LIBRARIES: dict[str, tuple[State, str, str]] = {
         "Not installed: files go through host memory on their way to the GPU.",
         "python -m pip install 'gpustore[gds13]' (a driver of CUDA 12: [gds12])",
     ),
+    "nvImageCodec": (
+        "absent",
+        "Not installed: the CPU decodes JPEG and TIFF images for the GPU.",
+        "python -m pip install 'gpustore[image13]' (a driver of CUDA 12: [image12])",
+    ),
 }
 
 
@@ -261,6 +267,7 @@ def _found(library: str) -> str | None:
         "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
         "nvcomp": ("nvidia-nvcomp-cu13", "nvidia-nvcomp-cu12"),
         "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
+        "nvImageCodec": ("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12"),
     }[library]
     return next((f"{name} {version}" for name in names if (version := _version(name))), None)
 

@@ -61,6 +61,11 @@ class BytesCodec(abc.ABC):
         return None
 
     @property
+    def image_format(self) -> str | None:
+        """Format of the images that values are, if the library of a device may decode them."""
+        return None
+
+    @property
     def device_outputs(self) -> int:
         """Number of times that decoding on a device has the decoded bytes in its memory."""
         return 0 if self.is_view else 1
@@ -95,6 +100,13 @@ class BytesCodec(abc.ABC):
     @abc.abstractmethod
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the most bytes that any encoder makes of `decoded_nbytes` bytes."""
+
+    def staged_bound(self, decoded_nbytes: int) -> int:
+        """Return the most bytes of a value for which memory of a device is taken beforehand.
+
+        The host decodes longer ones.
+        """
+        return self.encoded_bound(decoded_nbytes)
 
     @abc.abstractmethod
     def encode(self, decoded: Buffer) -> Buffer:
@@ -163,12 +175,20 @@ class BytesCodec(abc.ABC):
     def unsupported_reason(self, device: Decoders, distrust: Distrust | None = None) -> str | None:
         """Return why no value at all can be decoded on `device`, None if values can be.
 
-        By default that depends on the :attr:`device_codec`. `distrust` is the rule its decoders
-        must heed; a command list has its own.
+        By default that depends on :attr:`device_codec` and :attr:`image_format`. `distrust` is the
+        rule its decoders must heed; a command list has its own.
         """
+        if self.image_format is not None:
+            return self.missing_decoder(device) or (None if distrust is None else distrust.reason)
         if self.device_codec is None:
             return f"{self.name} is not decoded on a device"
         return cannot(device, self.device_codec, distrust)
+
+    def missing_decoder(self, device: Decoders) -> str | None:
+        """Return what `device` lacks to decode any value, None if it lacks nothing."""
+        if self.image_format is not None:
+            return device.image_decoder(self.image_format).missing.get(self.image_format)
+        return None if self.device_codec is None else cannot(device, self.device_codec, None)
 
     def decode_device(
         self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool

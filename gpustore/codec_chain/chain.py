@@ -122,6 +122,8 @@ class CodecChain:
         Stages in the order of encoding.
     encoded_bound : int
         Most bytes that a stored chunk may have; longer ones are an error before they are read.
+    staged_bound : int
+        Most bytes of a stored chunk for which memory of a device is taken beforehand.
     is_raw : bool
         Whether stored bytes are the decoded bytes, so that parts of them can be read.
     is_view : bool
@@ -158,6 +160,7 @@ class CodecChain:
         "objects",
         "objects_max",
         "reads_parts",
+        "staged_bound",
         "stages",
     )
 
@@ -200,6 +203,8 @@ class CodecChain:
             bound = stage.encoded_bound(bound)
             exact = exact and stage.is_exact
         self.encoded_bound = bound
+        last = steps[-1] if steps else None
+        self.staged_bound = bound if last is None else last.stage.staged_bound(last.decoded_max)
         self._steps = tuple(reversed(steps))
         self._device_steps = _together(self._steps)
         first = self.stages[:1]
@@ -345,6 +350,8 @@ class CodecChain:
         for step in self._steps:
             if distrust is not None and distrust.of_all:
                 return distrust.reason
+            if step.stage.image_format is not None and step is not self._steps[0]:
+                return f"{step.stage.name} behind another codec is decoded by the host"
             reason = step.stage.unsupported_reason(device, distrust)
             if reason is not None:
                 return reason

@@ -10,6 +10,7 @@ Source: https://github.com/google/neuroglancer, ``src/datasource/precomputed/vol
 from __future__ import annotations
 
 import io
+import math
 import struct
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,9 @@ import numpy as np
 
 from gpustore.codec_chain import png_of_16_bits
 from gpustore.codec_chain.base import BytesCodec
+from gpustore.codec_chain.device_images import decode_images, odd_reason
+from gpustore.device.command_list import CommandList
+from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 
@@ -119,6 +123,17 @@ class ImageChunk(BytesCodec):
             )
         return found
 
+    @property
+    def image_format(self) -> str | None:
+        """JPEG of one channel: its pixels lie as the elements of a chunk do."""
+        is_plain = self.name == "jpeg" and (self.shape[0], self.itemsize) == (1, 1)
+        return self.name if is_plain else None
+
+    @property
+    def device_outputs(self) -> int:
+        """Return 2: the library has memory of its own for the decoded elements."""
+        return 2
+
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return a bound for incompressible pixels, with room for headers and comments."""
         return 4 * decoded_nbytes + (1 << 20)
@@ -182,3 +197,17 @@ class ImageChunk(BytesCodec):
         whole = memoryview(bytearray(decoded_max)) if out is None else out[:decoded_max]
         np.frombuffer(whole, self._dtype).reshape(self.shape)[...] = planar
         return whole
+
+    def decode_device(
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Record the decoding of images whose headers are plainly right; the others fall back."""
+        del decoded_max, exact  # The shape says it.
+        decode_images(commands, device, self.name, self._header)
+
+    def _header(self, encoded: Buffer) -> tuple[int, int, int] | str:
+        """Return the shape of an image that a device may decode, or why it may not."""
+        with open_image(encoded, self.name) as image:
+            if image.width * image.height != math.prod(self.shape) or image.mode != self._mode:
+                return f"{self.name}: another shape"
+            return odd_reason(image, encoded, self.name) or (image.height, image.width, 1)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore.codec_chain.base import BytesCodec, deliver
+from gpustore.codec_chain.device_images import CHANNELS, decode_images, odd_reason
 from gpustore.codec_chain.image_chunk import DAMAGE, damaged, open_image
+from gpustore.device.command_list import CommandList
+from gpustore.device.image_decoders import FORMATS
+from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError, GpustoreError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
 
@@ -81,6 +85,8 @@ class ImageFile(BytesCodec):
         Height, width, channels.
     page : int or None
         Number of the page of a TIFF file.
+    file_nbytes : int
+        Length of the file when it was opened.
     """
 
     decode_ns = 8.0
@@ -88,10 +94,26 @@ class ImageFile(BytesCodec):
     name: str
     shape: tuple[int, int, int]
     page: int | None
+    file_nbytes: int
+
+    @property
+    def image_format(self) -> str | None:
+        """Format, if a device may decode images of so many channels."""
+        is_plain = self.name in FORMATS and self.shape[2] in CHANNELS.values()
+        return self.name if is_plain else None
+
+    @property
+    def device_outputs(self) -> int:
+        """Return 2: the library has memory of its own for the decoded elements."""
+        return 2
 
     def encoded_bound(self, decoded_nbytes: int) -> int:
         """Return the length of the longest file that is read, in bytes."""
         return max(MAX_FILE_NBYTES, decoded_nbytes)
+
+    def staged_bound(self, decoded_nbytes: int) -> int:
+        """Return the length of the file, in bytes, or of another that takes its place."""
+        return max(self.file_nbytes, decoded_nbytes)
 
     def encode(self, decoded: Buffer) -> Buffer:
         """Raise UnsupportedError: images are not written."""
@@ -110,3 +132,17 @@ class ImageFile(BytesCodec):
                 codec=self.name,
             )
         return deliver(elements, decoded_max, exact=exact, out=out)
+
+    def decode_device(
+        self, commands: CommandList, device: Device, decoded_max: int, *, exact: bool
+    ) -> None:
+        """Record the decoding of images whose headers are plainly right; the others fall back."""
+        del decoded_max, exact  # The shape says it.
+        decode_images(commands, device, self.name, self._header, self.page or 0)
+
+    def _header(self, encoded: Buffer) -> tuple[int, int, int] | str:
+        """Return the shape of a file that a device may decode, or why it may not."""
+        with _opened(encoded, self.name, self.page) as image:
+            if _shape(image, self.name) != self.shape:
+                return f"{self.name}: another shape"
+            return odd_reason(image, encoded, self.name) or self.shape

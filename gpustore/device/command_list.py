@@ -52,7 +52,7 @@ _Failures = Iterable[tuple[int, str]]
 Check = Callable[[NDArray[np.uint8]], _Failures]
 """Function from the bytes of a :class:`Result` to rows that failed, with reasons."""
 
-_Step = Callable[[Stream, int, int], None]
+Step = Callable[[Stream, int, int], None]
 
 
 class CommandList:
@@ -138,7 +138,7 @@ class CommandList:
         self._tables: list[NDArray[Any]] = []
         self._table_nbytes = 0
         self._result_nbytes = 0
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         self._checks: list[tuple[Result, Check]] = []
         self._scratch: list[Allocation] = []
         self._guards = Guards()
@@ -305,7 +305,7 @@ class CommandList:
                     resolved.append(argument)
             self._device.launch(kernel, blocks, resolved, stream)
 
-        self._record(step)
+        self.record(step)
 
     def launch_tables(self, launches: Sequence[TableLaunch]) -> None:
         """Record launches together with their tables; offsets that some share are one table."""
@@ -393,7 +393,7 @@ class CommandList:
             )
             operation(batch, stream)
 
-        self._record(step)
+        self.record(step)
 
     def checksum(
         self,
@@ -492,7 +492,8 @@ class CommandList:
             blocks = -(-len(owners) // _WARPS_PER_BLOCK)
             self.launch("replace_damaged", "gs::replace_damaged", blocks, arguments)
 
-    def _record(self, step: _Step) -> None:
+    def record(self, step: Step) -> None:
+        """Record a call of the device: a function of stream, tables' and results' addresses."""
         self._steps.append(step)
         self.launches += 1
 

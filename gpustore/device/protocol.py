@@ -8,7 +8,7 @@ tested without a GPU (``tests/emulator``). The operations come in five groups:
    of the user
 2. queue: streams, events, copies between pinned and device memory
 3. kernels: load one by name, launch it
-4. codecs: the streams that the device decodes and encodes, their alignment, batches of them
+4. codecs: the streams and images that the device decodes and encodes, batches of them
 5. files: read into device memory
 
 An *address* is an ``int``, the position of a byte in device memory. The host never reads or writes
@@ -32,6 +32,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpustore.device.image_batch import ImageBatch
 
 ALIGNMENT = 256
 """Alignment of every allocation in device memory, in bytes."""
@@ -377,6 +379,9 @@ class Decoders(Protocol):
     def own_kernel_failure(self, codec: str) -> str | None:
         """Return why no kernel of the package decodes these streams there, None if one does."""
 
+    def image_decoder(self, name: str) -> DecoderState:
+        """Return the state of the library for images of the format `name`; see :meth:`decoders`."""
+
 
 class Device(Protocol):
     """Device with memory of its own. Many threads may use it at once, each with its own streams."""
@@ -521,6 +526,16 @@ class Device(Protocol):
         The first call for a codec that has a kernel decodes a small constant stream, waits for it,
         and warns if it fails.
         """
+
+    def image_decoder(self, name: str) -> DecoderState:
+        """Return the state of the library that decodes images of a format, after its self-test.
+
+        The first call for a format decodes a small constant image, waits for it, and warns if the
+        library is missing or fails.
+        """
+
+    def decode_images(self, batch: ImageBatch, stream: Stream) -> None:
+        """Decode each image of `batch` by itself; may take memory, and wait for other threads."""
 
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int

@@ -70,6 +70,9 @@ _SRC: Final = 64
 _TABLE_NBYTES: Final = 32
 _ALIGNMENT: Final = 256
 
+UNWRITTEN: Final = b"\xff"
+"""Byte of results before a step: those that nobody has written are no success."""
+
 
 class Outcome(NamedTuple):
     """Result of one stream that a device has decoded or encoded.
@@ -119,30 +122,62 @@ def outcome(
     DeviceError
         If an operation fails; nothing is left behind.
     """
+    dst = _SRC + aligned(len(stream))
+    temp = dst + aligned(room)
+
+    def batch(at: int) -> CodecBatch:
+        return CodecBatch(
+            codec,
+            Spans.contiguous(at + _SRC, [len(stream)]),
+            Spans.contiguous(at + dst, [room]),
+            table=at,
+            result=at + _TABLE_NBYTES,
+            temp=at + temp if temp_nbytes else 0,
+            temp_nbytes=temp_nbytes,
+        )
+
+    def content(at: int) -> bytes:
+        table = CodecBatch.columns(batch(at).src, batch(at).dst).tobytes()
+        return table + UNWRITTEN * (_SRC - _TABLE_NBYTES) + stream
+
+    found = memory_after(
+        device, content, lambda at, queue: step(batch(at), queue), temp, temp_nbytes
+    )
+    results = np.frombuffer(found[_TABLE_NBYTES : _TABLE_NBYTES + 12], np.uint8)
+    sizes, statuses = CodecBatch.results(results)
+    return Outcome(int(sizes[0]), int(statuses[0]), found[dst : dst + room])
+
+
+def memory_after(
+    device: Device,
+    content: Callable[[int], bytes],
+    step: Callable[[int, Stream], object],
+    nbytes: int,
+    more_nbytes: int = 0,
+) -> bytes:
+    """Run a step on device memory, wait for it, and return what the memory has then.
+
+    Parameters
+    ----------
+    content : callable
+        Returns the first bytes of the memory before the step, from its address.
+    step : callable
+        Called with the address and a stream.
+    nbytes : int
+        Bytes that are returned.
+    more_nbytes : int
+        Bytes of the memory behind these.
+    """
     queue = device.stream()
-    dst = _SRC + _aligned(len(stream))
-    temp = dst + _aligned(room)
-    pinned = device.allocate_pinned(2 * temp)
+    pinned = device.allocate_pinned(2 * nbytes)
     try:
-        memory = device.allocate(temp + temp_nbytes, queue)
+        memory = device.allocate(nbytes + more_nbytes, queue)
         try:
-            at = memory.address
-            batch = CodecBatch(
-                codec,
-                Spans.contiguous(at + _SRC, [len(stream)]),
-                Spans.contiguous(at + dst, [room]),
-                table=at,
-                result=at + _TABLE_NBYTES,
-                temp=at + temp if temp_nbytes else 0,
-                temp_nbytes=temp_nbytes,
-            )
-            # All bits set: results that nobody has written are no success.
-            pinned.view[:_SRC] = b"\xff" * _SRC
-            pinned.view[:_TABLE_NBYTES] = CodecBatch.columns(batch.src, batch.dst).tobytes()
-            pinned.view[_SRC : _SRC + len(stream)] = stream
-            device.upload(pinned, 0, at, _SRC + len(stream), queue)
-            step(batch, queue)
-            device.download(at, pinned, temp, temp, queue)
+            before = content(memory.address)
+            pinned.view[: len(before)] = before
+            device.upload(pinned, 0, memory.address, len(before), queue)
+            step(memory.address, queue)
+            device.download(memory.address, pinned, nbytes, nbytes, queue)
             device.synchronize(device.record(queue))
         except BaseException:
             with suppress(DeviceError):  # Nothing may still use what is freed.
@@ -151,16 +186,14 @@ def outcome(
         finally:
             with suppress(DeviceError):
                 device.free(memory, queue)
-        found = bytes(pinned.view[temp:])
+        return bytes(pinned.view[nbytes:])
     finally:
         with suppress(DeviceError):
             device.free_pinned(pinned)
-    results = np.frombuffer(found[_TABLE_NBYTES : _TABLE_NBYTES + 12], np.uint8)
-    sizes, statuses = CodecBatch.results(results)
-    return Outcome(int(sizes[0]), int(statuses[0]), found[dst : dst + room])
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Return the first multiple of the alignment of outputs that is not below `nbytes`."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -5,8 +5,8 @@ JSON example::
     {"driver": "tiff", "kvstore": "file:///data/scan.tif", "page": 2}
 
 An image is one chunk without metadata of its own, so that the pipelines of chunked arrays read it,
-into devices too: the host decodes it. Images are not written, as in TensorStore. ``page`` is a
-member of TIFF only.
+into devices too: a library of the device decodes plain JPEG and TIFF there, the host all others.
+Images are not written, as in TensorStore. ``page`` is a member of TIFF only.
 
 Source: TensorStore's ``driver/image``.
 """
@@ -139,10 +139,10 @@ class ImageFormat(WholeElements):
         merged.update(domain=_DOMAIN)
         return merged
 
-    def description(self, shape: tuple[int, int, int]) -> ArrayDescription:
-        """Return the array of an image."""
+    def description(self, shape: tuple[int, int, int], file_nbytes: int) -> ArrayDescription:
+        """Return the array of an image in a file of so many bytes."""
         layout = ChunkBytes.contiguous(np.dtype(np.uint8), shape)
-        chain = CodecChain(layout, [ImageFile(self.id, shape, self.page)], None)
+        chain = CodecChain(layout, [ImageFile(self.id, shape, self.page, file_nbytes)], None)
         return ArrayDescription(
             shape=shape,
             chunk_shape=shape,
@@ -215,7 +215,7 @@ class ImageSteps(Steps):
         with naming_key(key), prefixing(f"Error reading {name}"):
             shape = shape_of(value, format_.id, format_.page)
             self.setting.limits.check("chunk_nbytes", math.prod(shape), "Image")
-        description = format_.description(shape)
+        description = format_.description(shape, len(value))
         description.check(self.spec.constraints, format_.words)
         return _Meaning(shape, format_.page), description
 

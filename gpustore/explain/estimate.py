@@ -22,7 +22,7 @@ from gpustore.backends.device import DeviceBackend
 from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.protocol import Decoders
+from gpustore.device.protocol import Decoders, DecoderState
 from gpustore.explain.explanation import Bounds, CodecPath, Explanation
 from gpustore.pipelines.chunked_array import ChunkedArray, decoder_choice
 from gpustore.pipelines.fetch import GAP_NBYTES
@@ -67,11 +67,10 @@ def estimate(
     decoders = None if device is None else device.driven
     host_reason = state = None
     if decoders is not None:
-        needs_library = any(stage.device_codec is not None for stage in chain.stages)
-        state = decoders.decoders() if needs_library else None
+        state = library_of(chain, decoders)
         host_reason = chain.unsupported_reason(decoders)
     direct_reason = _direct_reason(array, max((one.longest for one in sums), default=0))
-    gpu = GpuDecoders(has_nvcomp=True)
+    gpu = GpuDecoders(has_nvcomp=True, has_image_library=True)
     gpu_reason = chain.unsupported_reason(gpu)
     on_host = decoders is None
     return Explanation(
@@ -103,6 +102,16 @@ def estimate(
         gpu_reason=gpu_reason if on_host else None,
         gpu_missing=tuple(missing_for_cuda()) if on_host else (),
     )
+
+
+def library_of(chain: CodecChain, decoders: Decoders) -> DecoderState | None:
+    """Return the state of the library of a device that `chain` needs, None if it needs none."""
+    for stage in chain.stages:
+        if stage.image_format is not None:
+            return decoders.image_decoder(stage.image_format)
+        if stage.device_codec is not None:
+            return decoders.decoders()
+    return None
 
 
 def device_of(array: ChunkedArray) -> DeviceBackend | None:

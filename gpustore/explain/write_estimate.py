@@ -60,7 +60,7 @@ def estimate_write(
             if choice is not None and choice.by_host:
                 decoder_reason, counter = choice.reason, choice.counter
     driven = None if backend is None else backend.driven
-    gpu = GpuDecoders(has_nvcomp=True)
+    gpu = GpuDecoders(has_nvcomp=True, has_image_library=True)
     gpu_reason = chain.encode_unsupported_reason(gpu) if driven is None else None
     encodes = driven is not None and host_reason is None
     decoders = codec_paths(chain, None if decoder_reason else driven)

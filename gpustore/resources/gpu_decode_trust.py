@@ -13,6 +13,7 @@ out of its memory, which ends the use of the device in this process, or worse.
 ``"never"``     the host decodes everything
 ==============  ================================================================================
 
+Decoders of images check no bounds in this sense, and no checksum stands in front of them.
 Values that the device does not decode are decoded by the host and counted (``host_fallbacks``).
 Bytes that no codec has encoded are always copied to the device unchanged. A checksum shows
 accidents; an attacker writes a new one. For data from sources that are not trusted choose

@@ -5,6 +5,7 @@ import gc
 import inspect
 import itertools
 import threading
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from gpustore.device.guard import EMPTY_STREAMS
+from gpustore.device.image_batch import ImageBatch
+from gpustore.device.image_decoders import FORMATS, IMAGES, LARGEST_DIFFERENCE, pixels
 from gpustore.device.protocol import ALIGNMENT, CodecBatch, Device, Spans
 from tests.device_memory import bench_of, fill_runs, require_kernels
 from tests.emulator.device import EmulatedDevice
@@ -37,7 +40,7 @@ def operations(kind):
 
 def test_the_emulated_device_has_every_operation():
     assert operations(EmulatedDevice) == operations(Device)
-    assert len(operations(Device)) == 27
+    assert len(operations(Device)) == 29
 
 
 # --------------------------------------------------------------------------- memory
@@ -486,3 +489,30 @@ def test_an_open_descriptor_is_a_path_to_its_file(device, path):
 def test_a_file_that_is_not_there_is_an_os_error(device, tmp_path):
     with pytest.raises(FileNotFoundError):
         device.open_file(tmp_path / "nothing")
+
+
+# --------------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_images_are_decoded_one_by_one(bench, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # A GPU need not have the library.
+        state = bench.device.image_decoder(name)
+    if state.engine is None:
+        pytest.skip(state.shortcoming)
+    nbytes, around, count = pixels().nbytes, 40, 3
+    memory, result = bench.allocate(count * (nbytes + around)), bench.allocate(4 * count)
+    bench.device.fill(memory, 77, count * (nbytes + around), bench.stream)
+    bench.device.fill(result, 255, 4 * count, bench.stream)
+    files = [IMAGES[name], IMAGES[name][: len(IMAGES[name]) // 4], IMAGES[name]]
+    dst = np.uint64(memory) + (nbytes + around) * np.arange(count, dtype=np.uint64)
+    batch = ImageBatch(name, files, [pixels().shape] * count, 0, dst, result)
+    bench.device.decode_images(batch, bench.stream)
+    statuses = np.frombuffer(bench.get(result, 4 * count), np.int32)
+    assert (statuses == 0).tolist() == [True, False, True]
+    rows = np.frombuffer(bench.get(memory, count * (nbytes + around)), np.uint8).reshape(count, -1)
+    assert (rows[:, nbytes:] == 77).all()
+    for row in rows[[0, 2], :nbytes]:
+        difference = np.abs(row.reshape(pixels().shape).astype(int) - pixels()).max()
+        assert difference <= LARGEST_DIFFERENCE[name]

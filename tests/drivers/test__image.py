@@ -200,7 +200,7 @@ def test_other_elements_are_refused_by_name(mode, tmp_path):
 
 
 @pytest.mark.matrix("costly")
-def test_devices_have_what_the_host_decodes(tmp_path):
+def test_devices_have_the_elements_of_the_host(tmp_path):
     stores = [
         opened(gpustore, tmp_path, name, encoded(name, modes[-1]), suffix=name)
         for name, modes in FORMATS.items()
@@ -208,10 +208,11 @@ def test_devices_have_what_the_host_decodes(tmp_path):
     with emulated() as device:
         for store in stores:
             there = gpustore.open(store.spec(), device=device.name).result()
-            assert there.explain().host_reason
             read = there.read()
             assert np.array_equal(on_host(device, read.result()), store.read().result())
-            assert read.statistics["host_fallbacks"] == 1
+            by_host = there.spec().to_json()["driver"] not in ("jpeg", "tiff")
+            assert bool(there.explain().host_reason) == by_host
+            assert read.statistics["host_fallbacks"] == by_host
             del read, there
 
 

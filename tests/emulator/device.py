@@ -30,12 +30,14 @@ import numpy as np
 from gpustore.backends.device.foreign import ForeignArray, foreign_array, stream_handle
 from gpustore.backends.device.torch_allocator import TorchAllocator
 from gpustore.device.decoders import ProvenDecoders
+from gpustore.device.image_decoders import ProvenImageDecoders
 from gpustore.device.kernels import instance
 from gpustore.device.protocol import CodecBatch, MemoryInfo, PinnedMemoryError, Spans
 from gpustore.device.self_test import library_failure, own_kernel_failure
 from gpustore.errors import DeviceError
 from tests.emulator import codecs, host_build
 from tests.emulator.allocators import EmulatedPool, EmulatedTorch
+from tests.emulator.images import PillowLibrary
 from tests.emulator.memory import FRESH, PINNED, Memory
 from tests.emulator.queue import Breach, EmulatedEvent, EmulatedStream, Queue, Ranges
 
@@ -63,6 +65,10 @@ class Faults:
         negative.
     short_reads : dict of int to int
         Bytes that a ``read_file`` returns less than it should.
+    images : set of (int, int)
+        Images that are not decoded, by number of the call of ``decode_images`` and in it.
+    strange_images : set of (int, int)
+        Images that decode to other elements.
     failed_reads : set of int
         Calls of ``read_file`` that end with an OSError.
     failed_opens : set of int
@@ -87,6 +93,8 @@ class Faults:
     sizes: dict = field(default_factory=dict)
     overruns: dict = field(default_factory=dict)
     short_reads: dict = field(default_factory=dict)
+    images: set = field(default_factory=set)
+    strange_images: set = field(default_factory=set)
     failed_reads: set = field(default_factory=set)
     failed_opens: set = field(default_factory=set)
     meanwhile: object = None
@@ -222,6 +230,14 @@ class EmulatedDecoders(ProvenDecoders):
             return super()._own_failure(codec)
 
 
+class EmulatedImageDecoders(ProvenImageDecoders):
+    """Decoders of images, whose self-test changes no counts and numbers of a test either."""
+
+    def _failure(self, name):
+        with self._device.apart():
+            return super()._failure(name)
+
+
 @functools.cache
 def _failures_once(names):
     device = EmulatedDevice()
@@ -257,6 +273,8 @@ class EmulatedDevice:
         Codecs of its library; none as a GPU without nvcomp.
     shortcoming : str or None
         What its libraries lack; by default that there is none, if there is none.
+    images : callable
+        Returns its library of images, or raises a DeviceError.
     allocator : str
         Source of its memory, a value of ``device_allocator``.
 
@@ -290,6 +308,7 @@ class EmulatedDevice:
         direct_files=True,
         decodes=codecs.DECODED,
         shortcoming=None,
+        images=PillowLibrary,
         allocator="default",
     ):
         self.name = "emulated"
@@ -309,6 +328,7 @@ class EmulatedDevice:
         if not decodes and shortcoming is None:
             shortcoming = "no library is emulated"
         self._decoders = EmulatedDecoders(self, EmulatedEngine(decodes), shortcoming)
+        self._images = EmulatedImageDecoders(self, images)
         self.test_faults = Faults()
         self._lost = None
         self._pinned = []
@@ -649,6 +669,47 @@ class EmulatedDevice:
             ).tobytes()
 
         self._submit(stream, name, run, reads=[table, batch.src], writes=[batch.dst, result, temp])
+
+    # ------------------------------------------------------------- images
+
+    def image_decoder(self, name):
+        with self._asked("image_decoder"):
+            return self._images.state(name)
+
+    def decode_images(self, batch, stream):
+        with self._asked("decode_images"):
+            call = self.counts["decode_images"] - 1
+            library = self._images.library()
+            name = f"decoding of {len(batch)} images of {batch.format}"
+            nbytes = [height * width * channels for height, width, channels in batch.shapes]
+            dst = Spans(batch.dst, np.array(nbytes, np.uint64))
+            result = _span(batch.result, 4 * len(batch))
+            _require_alignment(name, result.address, 4)
+            if not Ranges(dst.address, dst.nbytes).are_disjoint:
+                raise Breach(f"{name}: destinations overlap")
+            if len({shape[2] for shape in batch.shapes}) != 1:
+                raise Breach(f"{name}: images of {batch.shapes}")
+            used = _joined(dst, result)
+            self._memory.require(used, name, running=False)
+            before = [zlib.crc32(encoded) for encoded in batch.encoded]
+            number = self.counts["calls"]
+            self.counts["calls"] += 1
+
+            def run():
+                self._lose(number)
+                self._memory.require(used, name, running=True)
+                if before != [zlib.crc32(encoded) for encoded in batch.encoded]:
+                    raise Breach(f"{name}: a file was changed before it was decoded")
+                for i, image in enumerate(library.decode(batch, 0)):
+                    if image is None or (call, i) in self.faults.images:
+                        continue
+                    if image.shape != batch.shapes[i]:
+                        raise Breach(f"{name}: an image of {image.shape}")
+                    image = 255 - image if (call, i) in self.faults.strange_images else image
+                    _at(int(batch.dst[i]), nbytes[i])[:] = image.tobytes()
+                    _at(batch.result + 4 * i, 4)[:] = bytes(4)
+
+            self._submit(stream, name, run, writes=[dst, result])
 
     # ------------------------------------------------------------- files
 

@@ -99,6 +99,6 @@ def test_recipe_has_the_entry_points(recipe, project):
 
 def test_cuda_extras_differ_only_in_the_cuda_version(project):
     extras = project["project"]["optional-dependencies"]
-    for kind in ("cuda", "gds"):
+    for kind in ("cuda", "gds", "image"):
         twelve = [need.replace("12", "13", 1) for need in extras[f"{kind}12"]]
         assert twelve == extras[f"{kind}13"]

@@ -54,7 +54,7 @@ ROOMS = (
 CONFINED = {
     "cupy": "gpustore.backends.cuda",
     "kvikio": "gpustore.backends.cuda.gds",
-    "nvidia": "gpustore.backends.nvcomp",
+    "nvidia": ("gpustore.backends.nvcomp", "gpustore.backends.nvimgcodec"),
     "torch": ("gpustore.backends.device.torch_allocator", "gpustore.interop.torch"),
     "jax": "gpustore.interop.jax",
     "ray": "gpustore.interop.ray",

@@ -31,7 +31,10 @@ from gpustore.backends.device.torch_allocator import torch_allocator
 from gpustore.backends.nvcomp import engine
 from gpustore.backends.nvcomp.bindings import Bindings
 from gpustore.backends.nvcomp.library import Library
+from gpustore.backends.nvimgcodec import Library as ImageLibrary
 from gpustore.device.decoders import ProvenDecoders
+from gpustore.device.image_batch import ImageBatch
+from gpustore.device.image_decoders import ProvenImageDecoders
 from gpustore.device.kernels import instance, source
 from gpustore.device.protocol import (
     Allocation,
@@ -49,7 +52,7 @@ from gpustore.errors import DeviceError, ForkError, UnsupportedError
 # of the runtime, up to "launch failure", and failed assertions.
 _STICKY = frozenset({214, 700, 702, 710, *range(714, 720)})
 
-_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _WITHIN_DEVICE = 1, 2, 3
 _PORTABLE = 1
 
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
@@ -124,6 +127,7 @@ class CudaDevice:
         self.failure: str | None = None
         self._nvcomp, shortcoming = engine()
         self._decoders = ProvenDecoders(self, self._nvcomp, shortcoming)
+        self._images = ProvenImageDecoders(self, lambda: ImageLibrary(self.ordinal))
         self.multiprocessors = self._multiprocessors()
         self._kernels: dict[str, _Kernel] = {}
         self._allocator: DeviceAllocator = OwnPool(self.ordinal)
@@ -302,6 +306,21 @@ class CudaDevice:
         if not isinstance(found, Library):
             raise UnsupportedError(f"{self.name}: encoding needs nvcomp 5 or 6")
         return found
+
+    # ----------------------------------------------------------------- images
+
+    def image_decoder(self, name: str) -> DecoderState:
+        return self._images.state(name)
+
+    @_on_device
+    def decode_images(self, batch: ImageBatch, stream: Any) -> None:
+        runtime = cupy.cuda.runtime
+        for i, image in enumerate(self._images.library().decode(batch, stream.ptr)):
+            if image is not None:  # Its memory is freed behind the copy, in the stream's order.
+                src = image.__cuda_array_interface__["data"][0]
+                dst, nbytes = int(batch.dst[i]), math.prod(batch.shapes[i])
+                runtime.memcpyAsync(dst, src, nbytes, _WITHIN_DEVICE, stream.ptr)
+                runtime.memsetAsync(batch.result + 4 * i, 0, 4, stream.ptr)
 
     # ----------------------------------------------------------------- files
 

@@ -40,7 +40,6 @@ from gpustore.backends.host import BACKEND as HOST
 from gpustore.backends.host.memory import HostMemory, broadcast
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice, choose, joined
-from gpustore.codec_chain.device_streams import cannot
 from gpustore.data_types.conversion import Converter
 from gpustore.device.protocol import Device, Stream
 from gpustore.errors import LimitError, MismatchError, UnsupportedError
@@ -117,9 +116,11 @@ class DeviceBackend:
         streams = joined([one for chain, count in chunks for one in chain.device_streams(count)])
         reason = self.unsupported_reason(first)
         if reason is not None:
-            missing = [cannot(self.driven, one.codec, None) for one in streams]
+            missing = [stage.missing_decoder(self.driven) for stage in first.stages]
             return Choice(True, reason, "missing_decoder_reads" if reason in missing else None)
-        return None if first.is_raw else choose(streams, self.driven.multiprocessors, rule)
+        if first.is_raw or not (streams or rule.side != "auto"):
+            return None
+        return choose(streams, self.driven.multiprocessors, rule)
 
     def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why no file is read straight into device memory, None if large values are.
@@ -173,7 +174,7 @@ class DeviceBackend:
         is_fetched = any([one.source == FETCHED for one in chunks])
         if chunks and all([one.source == IN_PLACE for one in chunks]):
             return self._extent_in_place(total, regions), True
-        bound = max([one.chain.encoded_bound for one in chunks], default=1)
+        bound = max([one.chain.staged_bound for one in chunks], default=1)
         slack_nbytes = max(0, bound - decoded_nbytes)
 
         def needed(rows: int) -> int:

@@ -74,6 +74,10 @@ class ProvenEncoders:
         """Return why no kernel of the package decodes these streams, None if one does."""
         return self._device.own_kernel_failure(codec)
 
+    def image_decoder(self, name: str) -> DecoderState:
+        """Return what is known of the library for images of a format."""
+        return self._device.image_decoder(name)
+
     def _failure(self, codec: str) -> str | None:
         """Encode the constant stream; return what is wrong with the result, None if nothing is."""
         device = self._device

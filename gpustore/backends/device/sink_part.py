@@ -333,8 +333,7 @@ class DevicePart:
                 for i in left:
                     piece.fail(i, self._too_large())
                 left = []
-            if self._by_host:
-                STATISTICS.add(host_fallbacks=int((piece.state == DECODED).sum()))
+            STATISTICS.add(host_fallbacks=int((piece.state == DECODED).sum()))
             is_full = bool(left) or submission.buffer.left < self._sink.extent.value_nbytes
             kept = np.delete(np.arange(len(rows)), left)
             self._leave(piece.take(kept) if left else piece, is_full=is_full)
@@ -349,9 +348,10 @@ class DevicePart:
         if value is None:
             piece.state[i] = MISSING
             return True
-        at = None if self._by_host else buffer.start_of(value)
+        by_host = self._by_host or len(value) > chain.staged_bound
+        at = None if by_host else buffer.start_of(value)
         try:
-            if self._by_host:
+            if by_host:
                 nbytes = len(value) if piece.are_parts else chain.layout.nbytes
                 at = buffer.reserve(nbytes)
                 if at is None:

@@ -1,4 +1,4 @@
-"""Every name of CuPy, kvikio and nvcomp that the package uses exists in what is installed.
+"""Every name of the libraries of a GPU that the package uses exists in what is installed.
 
 The modules that use them never run here, so this is what notices a name that was taken away or
 misspelt. Names are read off the syntax trees; those of objects that only a GPU can make are listed.
@@ -18,7 +18,7 @@ from tests.backends.cuda.wheels import skip
 
 BACKENDS = Path(__file__).parents[3] / "gpustore/backends"
 NEVER_RUN = ("cuda/__init__", "cuda/own_pool", "nvcomp/bindings", "cuda/gds")
-MODULES = (*NEVER_RUN, "nvcomp/library")
+MODULES = (*NEVER_RUN, "nvcomp/library", "nvimgcodec")
 
 # Class -> what is used of its objects.
 MEMBERS = {
@@ -36,12 +36,19 @@ MEMBERS = {
     "kvikio.cufile.IOFuture": ("get",),
     "nvidia.nvcomp.Codec": ("decode",),
     "nvidia.nvcomp.BatchArray": ("buffer_sizes",),
+    "nvidia.nvimgcodec.BackendKind": ("GPU_ONLY", "HYBRID_CPU_GPU"),
+    "nvidia.nvimgcodec.CodeStream": (
+        *("num_images", "get_sub_code_stream", "height", "width", "num_channels", "dtype"),
+    ),
+    "nvidia.nvimgcodec.Decoder": ("decode",),
+    "nvidia.nvimgcodec.Image": ("shape", "__cuda_array_interface__"),
 }
 
 # Numbers that are written out in backends/cuda.
 NUMBERS = {
     "cupy.cuda.runtime.memcpyHostToDevice": 1,
     "cupy.cuda.runtime.memcpyDeviceToHost": 2,
+    "cupy.cuda.runtime.memcpyDeviceToDevice": 3,
     "cupy.cuda.runtime.hostAllocPortable": 1,
 }
 
@@ -99,17 +106,20 @@ def resolve(root):
     names = {name for used in USED.values() for name in used}
     names |= {f"{kind}.{member}" for kind, members in MEMBERS.items() for member in members}
     names |= set(NUMBERS)
-    mine = sorted(name for name in names if name.startswith(root.partition(".")[0]))
+    mine = sorted(name for name in names if name.startswith(root))
     command = [sys.executable, "-W", "ignore", "-c", _RESOLVE, json.dumps(mine)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=200)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("root", ["cupy", "kvikio", "nvidia.nvcomp"])
+@pytest.mark.parametrize("root", ["cupy", "kvikio", "nvidia.nvcomp", "nvidia.nvimgcodec"])
 def test_every_name_exists_in_what_is_installed(root):
     found = resolve(root)
-    assert len(found) >= {"cupy": 30, "kvikio": 4, "nvidia.nvcomp": 4}[root]
+    assert (
+        len(found)
+        >= {**{"cupy": 30, "kvikio": 4, "nvidia.nvcomp": 4, "nvidia.nvimgcodec": 15}}[root]
+    )
     assert [name for name, value in found.items() if value is None] == []
 
 
@@ -165,6 +175,7 @@ def test_kvikio_opens_the_file_of_a_descriptor(tmp_path):
 def test_names_are_found_in_the_modules():
     assert "cupy.cuda.runtime.mallocFromPoolAsync" in USED["cuda/own_pool"]
     assert "nvidia.nvcomp.as_arrays" in USED["nvcomp/bindings"]
+    assert "nvidia.nvimgcodec.ColorSpec.GRAY" in USED["nvimgcodec"]
     assert "kvikio.defaults.is_compat_mode_preferred" in USED["cuda/gds"]
 
 
