@@ -299,6 +299,31 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     return "the child reads" if ended == 0 else "the child is aborted"
 
 
+def bounds_changed_by_others(api: ModuleType, folder: Path) -> object:
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/a/"}
+    store = api.open(spec, create=True, dtype="uint8", shape=[3]).result()
+    other = api.open(spec).result()
+    store.resize(exclusive_max=[5]).result()
+    return other.resolve().result().shape
+
+
+def writable_on_a_server(api: ModuleType, folder: Path) -> object:
+    del folder
+    metadata = {"shape": [3], "data_type": "uint8"}
+    spec = {"driver": "zarr3", "kvstore": "http://localhost/a/", "metadata": metadata}
+    return api.open(spec, open=True, assume_metadata=True).result().writable
+
+
+def iterated(api: ModuleType, folder: Path) -> object:
+    del folder
+    return [int(one) for one in api.array([1, 2])]
+
+
+def name_of_numpy(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.dtype("datetime64[s]").name
+
+
 def illegal_staged_key(api: ModuleType, folder: Path) -> object:
     transaction = api.Transaction()
     store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
@@ -423,6 +448,18 @@ DIFFERENCES = (
         "tracebacks name gpustore's classes, each of them also one that TensorStore raises",
     ),
     Difference("read in a process that was forked", read_after_a_fork, "workers are forked"),
+    Difference(
+        "`resolve` of bounds that others have changed",
+        bounds_changed_by_others,
+        "it asks for the bounds of now, whatever `recheck_cached_metadata` says",
+    ),
+    Difference(
+        "`writable` of an array on a web server",
+        writable_on_a_server,
+        "a write would fail in any case",
+    ),
+    Difference("iteration over a store", iterated, "as over NumPy's arrays"),
+    Difference("data types of NumPy and Zarr", name_of_numpy, "arrays of them are stored"),
     Difference(
         "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"
     ),
