@@ -34,6 +34,7 @@ from gpustore.copying.options import Options
 from gpustore.copying.request import Request
 from gpustore.copying.target import FORMATS, make_target
 from gpustore.copying.zarr_source import source_of
+from gpustore.ome.new_image import new_place
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Source, of_field
 from gpustore.sources.files import open_file
@@ -55,7 +56,7 @@ def copy(
     if context is None or isinstance(context, Mapping):
         context = gpustore.Context(context or {})
     request = Request(
-        os.fspath(target) if isinstance(target, os.PathLike) else target,
+        new_place(target),
         Options(**options),
         field,
         overwrite,

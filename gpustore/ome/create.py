@@ -12,7 +12,7 @@ from gpustore.display.nbytes import nbytes_of
 from gpustore.ome.attributes import stated
 from gpustore.ome.filling import ordered, source_of
 from gpustore.ome.image import Image
-from gpustore.ome.new_image import FORMATS, ImageProperties, NewDocuments, new_image
+from gpustore.ome.new_image import FORMATS, ImageProperties, NewDocuments, new_image, new_place
 from gpustore.ome.plate import Plate
 from gpustore.ome.pyramid import checked_method
 
@@ -91,7 +91,7 @@ def create(
     image = new_image(properties)
     documents = NewDocuments.of(image)
     group = gpustore.open_group(
-        _place(url),
+        new_place(url),
         zarr_format=FORMATS[image.version],
         create=True,
         delete_existing=overwrite,
@@ -252,7 +252,7 @@ def create_plate(
         ).result()
     )
     group = gpustore.open_group(
-        _place(url),
+        new_place(url),
         zarr_format=FORMATS[version],
         create=True,
         delete_existing=overwrite,
@@ -261,9 +261,3 @@ def create_plate(
         context=context,
     ).result()
     return Plate(group)
-
-
-def _place(url: str | os.PathLike[str] | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    """Return the place of a new group; a file whose name ends in ``.ozx`` is a zip archive."""
-    place = url if isinstance(url, Mapping) else os.fspath(url)
-    return f"{place}|zip:" if isinstance(place, str) and place.endswith(".ozx") else place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
@@ -171,6 +172,16 @@ def new_image(properties: Mapping[str, Any]) -> NewImage:
             "fill_value": get("fill_value"),
         },
     )
+
+
+def new_place(url: Any) -> Any:
+    """Return the place of a new group; a file whose name ends in ``.ozx`` is a zip archive.
+
+    >>> new_place("a.ozx"), new_place("a.zarr")
+    ('a.ozx|zip:', 'a.zarr')
+    """
+    place = os.fspath(url) if isinstance(url, os.PathLike) else url
+    return f"{place}|zip:" if isinstance(place, str) and place.endswith(".ozx") else place
 
 
 def check_names(given: Mapping[str, Any], kind: Any) -> None:

@@ -72,7 +72,8 @@ def make_label(
     )
     if levels is None:
         label = replace(label, factors=_factors(image, [axis.name for axis in kept]))
-    described: dict[str, Any] = {"source": {"image": "../../"}}
+    above = "../" * (2 + name.strip("/").count("/"))
+    described: dict[str, Any] = {"source": {"image": above}}
     if colors is not None:
         described["colors"] = [
             {"label-value": int(value), "rgba": [int(part) for part in rgba]}

@@ -1,6 +1,7 @@
 """OME-Zarr metadata of one version as those of another."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -266,3 +267,19 @@ def test_versions_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(gpustore.CopyError, match=r"json: ome.multiscales\[0\]: OME-Zarr 0.5 has"):
         gpustore.copy(tmp_path / "d", tmp_path / "b", ome_version="0.5")
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_a_copy_whose_name_ends_in_ozx_is_an_archive(version, tmp_path, gpustore_command):
+    image = ome.write(tmp_path / "a.zarr", np.ones((40, 60), "uint16"), axes="yx", levels=2)
+    image.create_label("cells").write(np.ones((40, 60), "uint32"))
+    gpustore.copy(tmp_path / "a.zarr", tmp_path / "b.ozx", ome_version=version)
+    code, _, err = gpustore_command(
+        "copy", tmp_path / "a.zarr", tmp_path / "c.ozx", "--ome-version", version
+    )
+    assert (code, err) == (0, "")
+    for name in "bc":
+        assert zipfile.is_zipfile(tmp_path / f"{name}.ozx")
+        found = ome.open(tmp_path / f"{name}.ozx")
+        assert (found.version, len(found.levels), list(found.labels)) == (version, 2, ["cells"])
+        assert (found.level(1).read().result() == 1).all()

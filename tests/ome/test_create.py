@@ -268,6 +268,9 @@ def test_label_images(version, context):
     described = attributes.get("ome", attributes)["image-label"]
     assert described["colors"] == [{"label-value": 1, "rgba": [255, 0, 0, 255]}]
     assert described["source"] == {"image": "../../"}
+    inner = image.create_label("round/cells").group.attrs
+    assert inner.get("ome", inner)["image-label"]["source"] == {"image": "../../../"}
+    assert np.array_equal(image.labels["round/cells"].level(0).shape, image.level(0).shape[-3:])
     assert again.labels["nuclei"].axes == ("y", "x")
     with pytest.raises(gpustore.AlreadyExistsError):
         image.create_label("cells")
