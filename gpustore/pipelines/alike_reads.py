@@ -186,7 +186,7 @@ def read_alike(
             )
         ]
         STATISTICS.add(reads=1, chunks_planned=rows)
-        return first.executor.run_all(works, finish, helped=True)
+        return first.executor.run_all(works, finish, helped=first.is_helped)
     sink = sink_of(first, plans, [memory])
     tasks: list[Callable[[], None]] = []
     for number, (array, plan) in enumerate(plans):

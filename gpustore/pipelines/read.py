@@ -14,7 +14,8 @@ Reads that the native core plans wait in a queue (:mod:`gpustore.pipelines.strid
 others, a small local one skips the pool: it runs in the thread that asks for the result, because a
 handover to the pool and back costs 35 to 64 us. If a thread begins several before it asks for a
 result, all but the first go to the pool, so that they run at the same time, unless they are tiny.
-A thread that waits for a larger read by the native core does the tasks that no worker has begun.
+A thread that waits for a larger read by the native core does the tasks that no worker has begun,
+unless a chunk is so long that it would not hear Ctrl-C.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def read(
     def begin() -> Future[Any]:
         sink = sink_of(array, plans, [memory], resident)
         some = tasks(sink)
-        helped = array.native is not None and len(some) <= array.executor.limit
+        helped = array.is_helped and len(some) <= array.executor.limit
         return sink.run(array.executor, some, lambda: result, helped=helped)
 
     if wait is None or output.array is not None or resident is not None:

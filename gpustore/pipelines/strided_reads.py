@@ -130,7 +130,7 @@ class StridedRead:
         return self.result
 
     def _begin_alone(self, *, asked: bool = False) -> Future[Any]:
-        """Begin the read on the pool, for a thread that waits for it if it is `asked` for."""
+        """Begin the read on the pool, and on this thread if it is `asked` for and helps."""
         array = self.array
         planned = _plan(array, [self], MOST_ROWS)
         if planned is None:
@@ -144,7 +144,8 @@ class StridedRead:
             return self.again(self) if counts.left else self.result
 
         work = partial(_work, request, ())
-        return array.executor.run_all([work] * threads, finish, helped=True, asked=asked)
+        tasks, helped = [work] * threads, array.is_helped
+        return array.executor.run_all(tasks, finish, helped=helped, asked=asked)
 
     def alone(self, future: Future[Any]) -> None:
         """Begin the read by itself, or anew; `future` becomes its Future."""
@@ -237,10 +238,10 @@ def _begin_together(
             raise
 
     work = partial(_work, request, futures)
-    run_all = array.executor.run_all
-    begin = partial(run_all, [work] * threads, finish, helped=True, asked=asked, ended=repeat)
+    tasks, helped, run_all = [work] * threads, array.is_helped, array.executor.run_all
+    begin = partial(run_all, tasks, finish, helped=helped, asked=asked, ended=repeat)
     group = attributed(shared, begin)
-    # A thread that asks for one of them may do a part of the work.
+    # A thread that asks for one of them does a part of the work, if it helps.
     for future in futures:
         future._help = group._help
     return True

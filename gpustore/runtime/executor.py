@@ -130,7 +130,7 @@ class Executor:
         helped : bool
             Whether a thread that waits for the Future without a time limit takes tasks as well.
         asked : bool
-            Whether this thread is about to do so: one worker fewer is called.
+            Whether this thread is about to wait: one worker fewer is called if it helps.
         ended : callable, optional
             Called when no task runs any more, whatever their outcome: behind `then`, and before the
             Future fails. It must not raise.
@@ -152,7 +152,7 @@ class Executor:
         future = group.future
         if helped:
             future._help = group
-        takes_part = asked and thread_state.crew is None
+        takes_part = helped and asked and thread_state.crew is None
         for _ in range(max(1, min(len(tasks) - takes_part, self.limit))):
             self._crew.put(group)
         return future

@@ -208,7 +208,8 @@ class Future(Generic[T]):
         asyncio.CancelledError
             The operation was cancelled.
         KeyboardInterrupt
-            Ctrl-C was pressed (main thread only); the operation was cancelled.
+            Ctrl-C was pressed (main thread only); the operation was cancelled. A chunk at hand is
+            finished in the background, also in an array that the caller gave.
         Exception
             Whatever the operation failed with.
         """

@@ -298,7 +298,7 @@ private:
     bool begin(i64 row) {
         i64 size = 0;
         const u8* bytes = encoded(row, size);
-        if (!bytes) return false;
+        if (!bytes || is_set(cancelled_)) return false;  // Encoding may have taken long.
         NewFile& file = file_[begun_];
         if (!file.create(job_.directory[row], job_.names + job_.name[row])) return false;
         const i64 header = array_.header_nbytes;

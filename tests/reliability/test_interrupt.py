@@ -2,11 +2,13 @@
 
 import time
 
+import numpy as np
 import pytest
 
 import gpustore
+from gpustore.backends.native import library
 from tests.reliability.array_on_disk import create
-from tests.reliability.subprocesses import start
+from tests.reliability.subprocesses import run, start
 from tests.reliability.worker import QUICK
 
 pytestmark = pytest.mark.matrix("costly")
@@ -110,3 +112,37 @@ def test_threads_stop_reading_a_shard(tmp_path, codec):
     create_shards(tmp_path / "a", (8192, 8192), 1024, 8192, codec)[...] = 1
     changed, changed_late, temporary, _, idle, works = interrupt("read", tmp_path / "a", 0.2)
     assert (changed, changed_late, temporary, idle, works) == ("0", "0", "0", "True", "True")
+
+
+@pytest.fixture(scope="module")
+def long_chunk(tmp_path_factory):
+    """An array of one long chunk."""
+    path = tmp_path_factory.mktemp("interrupt") / "a"
+    blosc = {"cname": "lz4", "clevel": 1, "shuffle": "noshuffle", "blocksize": 0}
+    gpustore.open(
+        {"driver": "zarr3", "kvstore": f"file://{path}/"},
+        create=True,
+        dtype="uint16",
+        shape=(4096, 4096),
+        codec=gpustore.CodecSpec(
+            {"driver": "zarr3", "codecs": [{"name": "blosc", "configuration": blosc}]}
+        ),
+        chunk_layout=gpustore.ChunkLayout(chunk_shape=(4096, 4096)),
+    ).result().write(np.uint16(7)).result()
+    return path
+
+
+@pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+@pytest.mark.parametrize("action", ["read", "reads", "read-many", "write"])
+def test_ctrl_c_is_heard_while_a_codec_works_on_a_long_chunk(long_chunk, action):
+    """What it worked on is released afterwards."""
+    met = run("interrupted-in-codec", action, long_chunk).split()
+    assert met == ["KeyboardInterrupt", *["True"] * 5]
+
+
+@pytest.mark.skipif(library.library() is None, reason=str(library.why_not()))
+def test_a_program_ends_while_a_codec_works_on_a_chunk_that_nobody_wants(long_chunk):
+    assert run("interrupted-in-codec", "read-and-leave", long_chunk).split() == [
+        "KeyboardInterrupt",
+        "True",
+    ]

@@ -5,6 +5,8 @@ worker.py commit SPECS ATOMIC MOMENT...  children that commit transactions until
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
 worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
+worker.py interrupted-in-codec ACTION PATH
+                                         Ctrl-C while a codec works on a long chunk
 worker.py leave PATH HOW                 ends while writes are pending that nobody waits for
 worker.py increment LIBRARY NAME PATH FIRST STEP COUNT
 worker.py write-whole NAME PATH SECONDS  overwrites one chunk
@@ -13,6 +15,7 @@ worker.py as-nobody                      reads and writes without the rights of 
 worker.py full-disk PATH                 mounts a small disk there, fills it, and writes
 """
 
+import ctypes
 import errno
 import itertools
 import json
@@ -23,11 +26,13 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 
 import gpustore
+from gpustore.backends.native import decoders
 from gpustore.errors import GpustoreError, StoreIOError
 from gpustore.runtime.statistics import STATISTICS
 from tests.killed_process import die_at_moment, in_dying_child
@@ -242,6 +247,72 @@ def interrupted(action, path):
     works = bool(store[0, 0].read().result())
     counts = changed, changed_late, len(temporary), late[0] - fetched[0]
     print(name, *counts, idle, works, sep=",", flush=True)
+
+
+class BusyCodec:
+    """A C function of Blosc, whose first call ends only when it is told to."""
+
+    def __init__(self, name, *types):
+        self.is_busy, self.may_end = threading.Event(), threading.Event()
+        # The functions that the native core calls; numcodecs has its own way to them.
+        functions = decoders._find("blosc")
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, *types)
+        function = prototype(functions[name])
+
+        def slow(*arguments):
+            self.is_busy.set()
+            assert self.may_end.wait(100)
+            return function(*arguments)
+
+        self._slow = prototype(slow)
+        functions[name] = ctypes.cast(self._slow, ctypes.c_void_p).value
+
+
+def interrupted_in_codec(action, path):
+    """Press Ctrl-C while a codec works on a long chunk; print what it met, and what is left."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    number, pointer, size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    if action.startswith("write"):
+        inputs = number, number, size, size, pointer, pointer, size, ctypes.c_char_p, size, number
+        codec = BusyCodec("blosc_compress_ctx", *inputs)
+    else:
+        codec = BusyCodec("blosc_decompress_ctx", pointer, pointer, size, number)
+    store = gpustore.open(str(path)).result()
+    meet(store)  # All threads run.
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    values = np.ones(store.shape, np.uint16)
+    watch = weakref.ref(values)
+
+    def press():
+        assert codec.is_busy.wait(100)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    name = "nothing"
+    try:
+        if action in ("read", "read-and-leave"):
+            store.read(out=values).result()
+        elif action == "reads":
+            futures = [store.read(out=values), store[1:].read()]
+            futures[0].result()
+        elif action == "read-many":
+            store.read_many([[0, 0], [1, 0]], [store.shape[0] - 1, store.shape[1]]).result()
+        else:
+            store.write(values).result()
+    except KeyboardInterrupt:
+        name = "KeyboardInterrupt"
+    met = codec.is_busy.is_set() and not codec.may_end.is_set()
+    futures = values = None
+    if action == "read-and-leave":
+        print(name, met, flush=True)
+        return
+    codec.may_end.set()
+    meet(store)
+    meet(store)
+    after = len(os.listdir("/proc/self/fd")), threading.active_count()
+    temporary = files(path)[1]
+    works = bool((store[:1].read().result() == 7).all())
+    print(name, met, watch() is None, before == after, temporary == [], works, flush=True)
 
 
 # --------------------------------------------------------------------------- the end
