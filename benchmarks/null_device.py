@@ -80,49 +80,50 @@ class NullDevice:
 
     Attributes
     ----------
-    counts : Counter
-        Calls of each operation.
+    operations : list of str
+        Operations that were called, in their order.
     """
 
     name = "null"
     multiprocessors = 132
 
     def __init__(self):
-        self.counts = Counter()
+        self.operations = []
         self._next = itertools.count(GIB, _FAR)
         self._lock = threading.Lock()
         self._uploaded = {}
         self._written = []
 
-    def _count(self, operation):
-        with self._lock:
-            self.counts[operation] += 1
+    @property
+    def counts(self):
+        """Calls of each operation."""
+        return Counter(self.operations)
 
     # ----------------------------------------------------------------- memory and budget
 
     def memory(self):
-        self._count("memory")
+        self.operations.append("memory")
         return MemoryInfo(80 * GIB, 78 * GIB)
 
     def allocate(self, nbytes, stream):
-        self._count("allocate")
+        self.operations.append("allocate")
         return NullAllocation(next(self._next), nbytes)
 
     def free(self, allocation, stream):
-        self._count("free")
+        self.operations.append("free")
 
     def allocate_pinned(self, nbytes):
-        self._count("allocate_pinned")
+        self.operations.append("allocate_pinned")
         return NullPinned(nbytes)
 
     def free_pinned(self, pinned):
-        self._count("free_pinned")
+        self.operations.append("free_pinned")
         with self._lock:
             kept = {at: found for at, found in self._uploaded.items() if found[0] is not pinned}
             self._uploaded = kept
 
     def empty(self, shape, dtype, order, stream):
-        self._count("empty")
+        self.operations.append("empty")
         strides = ChunkBytes.contiguous(dtype, shape, order=order).strides
         address = next(self._next)
         array = NullArray(address, tuple(shape), dtype, strides)
@@ -140,42 +141,43 @@ class NullDevice:
         return stream
 
     def record(self, stream):
-        self._count("record")
+        self.operations.append("record")
         return stream
 
     def wait(self, stream, event):
-        self._count("wait")
+        self.operations.append("wait")
 
     def synchronize(self, event):
-        self._count("synchronize")
+        self.operations.append("synchronize")
 
     def upload(self, src, start, dst, nbytes, stream):
-        self._count("upload")
+        self.operations.append("upload")
         with self._lock:
             self._uploaded[dst] = src, start, nbytes
 
     def download(self, src, dst, start, nbytes, stream):
-        self._count("download")
+        self.operations.append("download")
         target = dst.array[start : start + nbytes]
+        mine, others = [], []
         with self._lock:
-            mine = [one for one in self._written if src <= one[0] < src + nbytes]
-            self._written = [one for one in self._written if not src <= one[0] < src + nbytes]
+            for one in self._written:
+                (mine if src <= one[0] < src + nbytes else others).append(one)
+            self._written = others
         for address, nbytes, found in mine:
             at = address - src
             target[at : at + nbytes] = found
 
     def fill(self, dst, value, nbytes, stream):
-        self._count("fill")
+        self.operations.append("fill")
         self._write(dst, nbytes, value)
 
     # ----------------------------------------------------------------- kernels
 
     def kernel(self, family, expression):
-        assert expression in instance.INSTANCES[family]
-        return NullKernel(family, expression)
+        return _KERNELS[family, expression]
 
     def launch(self, kernel, blocks, arguments, stream):
-        self._count("launch")
+        self.operations.append("launch")
         answer = _ANSWERS.get(kernel.expression)
         if answer is not None:
             answer(self, *arguments)
@@ -200,20 +202,20 @@ class NullDevice:
         raise NotImplementedError(f"{len(batch)} images of {batch.format}")
 
     def decompress_temp_nbytes(self, codec, count, max_nbytes, total_nbytes):
-        self._count("decompress_temp_nbytes")
+        self.operations.append("decompress_temp_nbytes")
         return codecs.decompress_temp_nbytes(codec, total_nbytes)
 
     def decompress(self, batch, stream):
-        self._count("decompress")
+        self.operations.append("decompress")
         self._succeed(batch.result, batch.dst.nbytes)
 
     def compress_nbytes(self, codec, count, max_nbytes):
-        self._count("compress_nbytes")
+        self.operations.append("compress_nbytes")
         return codecs.compressed_bound(codec, max_nbytes), 1024 * count
 
     def compress(self, batch, stream):
         """Compress a stream that was uploaded, as in a self-test; others to their own size."""
-        self._count("compress")
+        self.operations.append("compress")
         sizes = batch.src.nbytes
         if len(batch) == 1:
             with contextlib.suppress(NotImplementedError):
@@ -277,6 +279,13 @@ class NullDevice:
             for address, nbytes in columns.T.tolist()
         ]
         self._write(result, 4 * len(found), np.array(found, np.uint32).view(np.uint8))
+
+
+_KERNELS = {
+    (family, expression): NullKernel(family, expression)
+    for family, expressions in instance.INSTANCES.items()
+    for expression in expressions
+}
 
 
 _ANSWERS = {

@@ -174,7 +174,7 @@ def test_host_cost(benchmark, request, rows, folder, volume, cost_format, read, 
         ).result()
 
         def once():
-            device.counts.clear()
+            device.operations.clear()
             begin = time.process_time(), time.thread_time(), time.perf_counter()
             future = store[part].read()
             future.result()

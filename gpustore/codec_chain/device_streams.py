@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, overload
 
 import numpy as np
@@ -16,7 +17,7 @@ from gpustore.resources.gpu_decode_trust import Distrust
 _ALIGNMENT: Final = 16
 # Least bytes of the guards before, between and behind outputs.
 _PADDING: Final = 32
-_NONE: Final = np.zeros(0, np.int64)
+_NO_SPANS: Final = np.zeros(0, np.uint64)
 
 
 def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | None:
@@ -30,20 +31,17 @@ def cannot(device: Decoders, codec: str, distrust: Distrust | None) -> str | Non
     return None
 
 
-def unfit(
-    device: Device, codec: str, dst_nbytes: Integers, distrust: Distrust | None
-) -> str | None:
-    """Return why a device does not decode these streams of a codec, None if it does.
+def unfit(device: Device, codec: str, max_nbytes: int, distrust: Distrust | None) -> str | None:
+    """Return why a device does not decode streams of a codec, None if it does.
 
     Parameters
     ----------
-    dst_nbytes : ndarray of int64, shape (n,)
-        Decoded bytes of each stream.
+    max_nbytes : int
+        Decoded bytes of the longest stream.
     """
     reason = cannot(device, codec, distrust)
     if reason is not None:
         return reason
-    max_nbytes = int(dst_nbytes.max()) if len(dst_nbytes) else 0
     known = device.codec(codec)
     if known is not None and max_nbytes > known.decoded_max_nbytes:
         return f"{codec}: a stream of {max_nbytes} bytes, the device decodes at most " + str(
@@ -54,8 +52,8 @@ def unfit(
 
 def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
     """Leave values to the host where `wrong` is true; return a mask of the others."""
-    (rows,) = wrong.nonzero()
-    if len(rows):
+    if np.count_nonzero(wrong):
+        (rows,) = wrong.nonzero()
         commands.fall_back(dict.fromkeys(rows.tolist(), reason))
     return ~wrong
 
@@ -73,29 +71,46 @@ def pitch_of(nbytes: int | Integers) -> int | Integers:
     return nbytes + (_PADDING + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
-def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
+def destinations(
+    commands: CommandList, nbytes: Integers | int, rows: Integers | None = None
+) -> Spans:
     """Allocate device memory for outputs, at multiples of 16 and with room around them.
 
     Parameters
     ----------
-    nbytes : ndarray of int64, shape (n,)
-        Bytes of each output.
+    nbytes : ndarray of int64, shape (n,), or int
+        Bytes of each output; of that of each value of `commands` if it is one number.
     rows : ndarray of int64, shape (n,), optional
         Row of each output. If given, the room around outputs is guarded: a row fails if a guard
         beside its output is overwritten.
     """
-    if not len(nbytes):
-        return Spans.contiguous(0, [])
-    pitch = pitch_of(nbytes)
-    starts = np.cumsum(pitch)
-    total = _PADDING + int(starts[-1])
-    address = commands.scratch(total)
-    starts -= pitch
-    starts += address + _PADDING
-    outputs = Spans(starts.view(np.uint64), nbytes.view(np.uint64))
+    if isinstance(nbytes, int):
+        starts, sizes = _outputs(len(commands), nbytes)
+        total = _PADDING + len(starts) * pitch_of(nbytes)
+        address = commands.scratch(total)
+        starts = starts + (address + _PADDING)
+    else:
+        if not len(nbytes):
+            return Spans.contiguous(0, [])
+        pitch = pitch_of(nbytes)
+        starts, sizes = np.cumsum(pitch), nbytes
+        total = _PADDING + int(starts[-1])
+        address = commands.scratch(total)
+        starts -= pitch
+        starts += address + _PADDING
+    outputs = Spans(starts.view(np.uint64), sizes.view(np.uint64))
     if rows is not None:
         commands.guard(address, outputs, address + total, rows)
     return outputs
+
+
+@lru_cache(maxsize=32)
+def _outputs(count: int, nbytes: int) -> tuple[Integers, Integers]:
+    """Return the first bytes and the sizes of so many outputs of `nbytes` bytes, read-only."""
+    columns = pitch_of(nbytes) * np.arange(count), np.full(count, nbytes, np.int64)
+    for column in columns:
+        column.flags.writeable = False
+    return columns
 
 
 def destinations_like(commands: CommandList, outputs: Spans, rows: Integers) -> Spans:
@@ -114,9 +129,8 @@ def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, t
 
     Alignments are powers of 2.
     """
-    every = int(np.bitwise_or.reduce(src.address))
-    begin = end = src.take(_NONE)
-    if every & (alignment - 1):
+    begin = end = Spans(_NO_SPANS, _NO_SPANS)
+    if alignment > 1 and int(np.bitwise_or.reduce(src.address)) & (alignment - 1):
         (wrong,) = (src.address & np.uint64(alignment - 1)).nonzero()
         begin = src.take(wrong)
         end = destinations(commands, begin.nbytes.view(np.int64))
@@ -127,7 +141,12 @@ def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, t
 
 
 def decompress_values(
-    commands: CommandList, device: Device, codec: str, src: Spans, nbytes: Integers
+    commands: CommandList,
+    device: Device,
+    codec: str,
+    src: Spans,
+    nbytes: Integers,
+    alike: int | None = None,
 ) -> None:
     """Record that each value, one stream, is decompressed; the outputs become the list's values.
 
@@ -137,10 +156,13 @@ def decompress_values(
         Streams in device memory.
     nbytes : ndarray of int64, length of the list
         Decoded bytes of each stream.
+    alike : int, optional
+        Decoded bytes of each stream, if they all have as many.
     """
     if not len(commands):
         return
-    reason = unfit(device, codec, nbytes, commands.distrust)
+    longest = int(nbytes.max()) if alike is None else alike
+    reason = unfit(device, codec, longest, commands.distrust)
     if reason is not None:
         fall_back_where(commands, np.ones(len(commands), np.bool_), reason)
         return
@@ -148,6 +170,7 @@ def decompress_values(
     src, (begin, end) = aligned(commands, src, 1 if known is None else known.src_alignment)
     if len(begin):
         commands.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
-    dst = destinations(commands, nbytes, commands.rows)
-    commands.decompress(codec, src, dst)
+    dst = destinations(commands, nbytes if alike is None else alike, commands.rows)
+    total = int(nbytes.sum()) if alike is None else alike * len(nbytes)
+    commands.decompress(codec, src, dst, sizes=(longest, total))
     commands.values, commands.encoded = dst, None

@@ -128,7 +128,7 @@ class _Lz4(BytesCodec):
         if headers is not None:
             (nbytes,) = headers.columns
             src = commands.values.inside(_SIZE_NBYTES, 0)
-            decompress_values(commands, device, "lz4", src, nbytes)
+            decompress_values(commands, device, "lz4", src, nbytes, decoded_max if exact else None)
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no blocks: it lacks the library, or they are too long."""

@@ -237,7 +237,8 @@ class CommandList:
     def table(self, content: NDArray[Any]) -> Table:
         """Add a table (descriptors, offsets) that is uploaded before the steps run.
 
-        The content is read by :meth:`write_tables`, and may change until then.
+        The content is read by :meth:`write_tables`, and may change until then. If it is in memory
+        of :meth:`table_memory`, it is at its beginning or follows another table there.
         """
         part = Table(aligned(self._table_nbytes))
         self._tables.append(content)
@@ -327,6 +328,7 @@ class CommandList:
         dst: Spans,
         rows: NDArray[np.int64] | None = None,
         table: Table | None = None,
+        sizes: tuple[int, int] | None = None,
     ) -> None:
         """Record the decompression of streams, each to exactly as many bytes as `dst` has.
 
@@ -343,16 +345,18 @@ class CommandList:
             Row each stream is part of; by default :attr:`rows`.
         table : Table, optional
             Table of these streams, if it has been made (:meth:`CodecBatch.columns`).
+        sizes : (int, int), optional
+            Decoded bytes of the longest stream, and of all together, if they are known.
         """
         count = len(src)
         if not count:
             return
         owners = self.rows if rows is None else rows
-        sizes = dst.nbytes
+        expected = dst.nbytes
         if table is None:
             table = self._codec_table(src, dst)
         result = self.result(
-            12 * count, lambda found: CodecBatch.wrong(found, owners, sizes, codec)
+            12 * count, lambda found: CodecBatch.wrong(found, owners, expected, codec)
         )
         if self._device.codec(codec) is None:
             statuses = Result(result.offset + 8 * count, 4 * count)
@@ -363,9 +367,8 @@ class CommandList:
             return
         if not checks_bounds(self._device, codec):
             self._replace_damaged(codec, table, owners)
-        temp_nbytes = self._device.decompress_temp_nbytes(
-            codec, count, int(sizes.max()), int(sizes.sum())
-        )
+        longest, total = sizes or (int(expected.max()), int(expected.sum()))
+        temp_nbytes = self._device.decompress_temp_nbytes(codec, count, longest, total)
         self._call_library(self._device.decompress, codec, src, dst, table, result, temp_nbytes)
 
     def _call_library(
@@ -521,20 +524,21 @@ class CommandList:
         """First byte of the result of all guards, the last one of the list."""
         return aligned(self._result_nbytes)
 
-    def write_tables(self, into: memoryview) -> None:
+    def write_tables(self, into: memoryview | None = None) -> None:
         """Write all tables to host memory of :attr:`table_nbytes` bytes, to be uploaded.
 
-        It is the beginning of the room of this list, or lies elsewhere.
+        By default to the beginning of the room of this list, where those made there stay.
         """
+        here = self._room if into is None else np.frombuffer(into, np.uint8)
+        owner = None
+        if into is None:
+            owner = here if here.base is None else here.base
         end = 0
-        here: NDArray[np.uint8] = np.frombuffer(into, np.uint8)
-        first = _address_of(here)
         for content in self._tables:
             start = aligned(end)
             end = start + content.nbytes
-            flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-            if _address_of(flat) != first + start:
-                here[start:end] = flat
+            if content.base is not owner or owner is None:
+                here[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         if self._guards.count:
             start = self._guard_table
             table = here[start : start + 16 * self._guards.count]
@@ -586,8 +590,3 @@ class CommandList:
                     continue  # By a later stage: the host decodes it anyway.
                 failed.setdefault(row, reason)
         return failed
-
-
-def _address_of(array: NDArray[np.uint8]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -101,8 +101,8 @@ class FrameTables(Protocol):
         decoded: int,
         joined: int,
         table: NDArray[np.uint8],
-        copies: NDArray[np.uint8],
-        shuffled: NDArray[np.uint8],
+        copies: NDArray[np.uint8] | None,
+        shuffled: NDArray[np.uint8] | None,
     ) -> Integers:
         """Write the tables.
 
@@ -114,8 +114,9 @@ class FrameTables(Protocol):
         table : ndarray of uint8
             Memory for the table of a :class:`~gpustore.device.protocol.CodecBatch` of the
             compressed streams.
-        copies, shuffled : ndarray of uint8
-            Memory for the descriptors of stored streams, and of shuffled blocks, 32 bytes each.
+        copies, shuffled : ndarray of uint8, or None
+            Memory for the descriptors of stored streams, and of shuffled blocks, 32 bytes each, if
+            there are any.
 
         Returns
         -------

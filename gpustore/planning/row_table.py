@@ -7,6 +7,7 @@ copied to arrays.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from array import array
 from collections.abc import Sequence
@@ -107,6 +108,14 @@ class RowTable:
         dst = src + self.regions
         count = dst + self.regions
         return cells, first, src, dst, count, count + self.input_rank * self.regions
+
+    @property
+    def address(self) -> int:
+        """Address of :attr:`words`, for the native core."""
+        words = self.words
+        if isinstance(words, array):
+            return words.buffer_info()[0]
+        return ctypes.addressof(ctypes.c_char.from_buffer(words.data))
 
     @property
     def _integers(self) -> Integers:

@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 23625192911696603;
+constexpr i64 ABI = 11627645124267257;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -69,8 +69,11 @@ struct Array {
 struct CopyRows {
     i64 rows, rank, itemsize;
     i64 unit;                 // bytes that are reversed together; 1 for none
-    const i64 *src, *dst;     // address of the first element of each
-    const i64* count;         // a column for each dimension
+    const i64 *src, *dst;     // first element of each, counted from these two
+    i64 src_base, dst_base;
+    const i64* chunk;         // further bytes before each in src; null for none
+    const i64* count;         // a column for each dimension, so many numbers apart
+    i64 count_step;
     const i64 *src_stride, *dst_stride;
 };
 

@@ -87,7 +87,7 @@ public:
                 if (run.kernel != kernel) continue;
                 if ((size -= nbytes) < 0 || blocks > MAX_ITEMS) return 0;
                 if (known != &run) tiles = find_dims(run, rank, dims), known = &run;
-                RunHead head = {rows_.src[row], rows_.dst[row], static_cast<std::uint32_t>(run.items),
+                RunHead head = {src(row), dst(row), static_cast<std::uint32_t>(run.items),
                                 static_cast<std::uint32_t>(blocks), static_cast<std::uint32_t>(row), 0};
                 if (__builtin_add_overflow(head.src, run.src, &head.src)) return 0;
                 if (__builtin_add_overflow(head.dst, run.dst, &head.dst)) return 0;
@@ -104,13 +104,19 @@ public:
     }
 
 private:
+    // Addresses of the first element of a rectangle.
+    i64 src(i64 row) const { return rows_.src_base + rows_.src[row] + (rows_.chunk ? rows_.chunk[row] : 0); }
+    i64 dst(i64 row) const { return rows_.dst_base + rows_.dst[row]; }
+
+    i64 count(i64 d, i64 row) const { return rows_.count[d * rows_.count_step + row]; }
+
     static i64 rank_for(int dims) { return dims <= 4 ? dims : MOST_DIMS; }
 
     // Whether two rectangles are one run.
     bool is_like(i64 row, i64 other) const {
-        if (((rows_.src[row] ^ rows_.src[other]) | (rows_.dst[row] ^ rows_.dst[other])) % MAX_WIDTH) return false;
-        for (const i64* count = rows_.count; count < rows_.count + rows_.rank * rows_.rows; count += rows_.rows)
-            if (count[row] != count[other]) return false;
+        if (((src(row) ^ src(other)) | (dst(row) ^ dst(other))) % MAX_WIDTH) return false;
+        for (i64 d = 0; d < rows_.rank; d++)
+            if (count(d, row) != count(d, other)) return false;
         return true;
     }
 
@@ -119,7 +125,7 @@ private:
         run.extent[0] = rows_.itemsize, run.src_stride[0] = run.dst_stride[0] = 1;
         run.dims = 1;
         for (i64 k = 0; k < rows_.rank; k++) {
-            const i64 d = order_[k], count = rows_.count[d * rows_.rows + row];
+            const i64 d = order_[k], count = this->count(d, row);
             i64 src = rows_.src_stride[d], dst = rows_.dst_stride[d], reach;
             if (count < 1) return false;
             if (count == 1) continue;
@@ -147,8 +153,8 @@ private:
 
     // Chooses the widest items that divide all distances; false where bytes would be copied backwards.
     bool widen(i64 row, CopyRun& run) const {
-        const i64 src = rows_.src[row] % MAX_WIDTH + run.src % MAX_WIDTH;
-        const i64 dst = rows_.dst[row] % MAX_WIDTH + run.dst % MAX_WIDTH;
+        const i64 src = this->src(row) % MAX_WIDTH + run.src % MAX_WIDTH;
+        const i64 dst = this->dst(row) % MAX_WIDTH + run.dst % MAX_WIDTH;
         i64 every = run.extent[0] | src | dst | MAX_WIDTH;
         for (int k = 1; k < run.dims; k++) every |= run.src_stride[k] | run.dst_stride[k];
         const i64 width = every & -every;

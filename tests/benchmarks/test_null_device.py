@@ -79,7 +79,7 @@ def test_reads_succeed_without_the_host(tmp_path, chain):
             assert counted["retries"] == counted["host_fallbacks"] == 0
             assert counted["launches"] == device.counts["launch"] + device.counts["decompress"]
             assert counted["copies"] == device.counts["upload"] + device.counts["download"]
-            device.counts.clear()
+            device.operations.clear()
     assert device.unread == 0
 
 

@@ -157,7 +157,8 @@ class Group:
             pieces = sorted(pieces, key=lambda piece: order_of(piece.places))
         self.pieces = pieces
         self.chain = pieces[0].chain
-        self.edges: Integers = np.array([*itertools.accumulate(map(len, pieces), initial=0)])
+        edges = itertools.accumulate(map(len, pieces), initial=0)
+        self.edges: Integers = np.fromiter(edges, np.int64, len(pieces) + 1)
         self.places = joined([piece.places for piece in pieces])
         one = pieces[0]
         self.start, self.nbytes, self.state = one.start, one.nbytes, one.state
@@ -167,7 +168,7 @@ class Group:
             self.nbytes = np.concatenate([piece.nbytes for piece in pieces])
             self.state = np.concatenate([piece.state for piece in pieces])
             self.known = self._known()
-        self.last_state = int(self.state.max())
+        self.last_state = int(self.state.max()) if np.count_nonzero(self.state) else ENCODED
 
     def _known(self) -> KnownHeaders | None:
         """Return the headers of all pieces that the core has read; None without any."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpustore.backends.native.copy_runs import core_copy_launches
+from gpustore.backends.native.copy_runs import core_copy_launches, core_table_launches
 from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.instance import WIDTHS
@@ -27,6 +27,7 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import DeviceArray
+from gpustore.device.table import TableLaunch
 from gpustore.planning.copy_plan import CopyWindow, elements
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow, Points
@@ -216,6 +217,10 @@ class Places:
             are_single=all([part.are_single for part in parts]),
         )
 
+    def made(self) -> Places:
+        """Return these places."""
+        return self
+
     def take(self, chunks: Integers) -> Places:
         """Return the places of the chunks with these numbers."""
         if len(chunks) == len(self.first) - 1 and (chunks[1:] > chunks[:-1]).all():
@@ -282,6 +287,25 @@ class TablePlaces:
         """Return whether the rows of another part of the read follow in the table."""
         return self.table is other.table and self.hi == other.lo
 
+    def copies(
+        self, commands: CommandList, chunks: NDArray[np.uint64], stored: np.dtype[Any]
+    ) -> Sequence[TableLaunch] | None:
+        """Return the copies from all chunks; None if the native core does not write them.
+
+        Parameters are those of :func:`place`.
+        """
+        part, *others = parts(stored)
+        if others or part.shape or self.by_element:
+            return None
+        src_stride, dst_stride = self.strides
+        return core_table_launches(
+            *(self.table, self.lo, self.hi, chunks, (src_stride[0], dst_stride[0])),
+            (self.offset + part.offset, self.address[0] + part.offset),
+            part.itemsize,
+            unit=part.unit,
+            memory=commands.table_memory,
+        )
+
     def made(self) -> Places:
         """Return the places."""
         columns = self.table.columns()
@@ -338,8 +362,8 @@ def order_of(part: Places | TablePlaces) -> tuple[int, int]:
     return (id(part.table), part.lo) if isinstance(part, TablePlaces) else (0, 0)
 
 
-def joined(parts: Sequence[Places | TablePlaces]) -> Places:
-    """Join the places of several parts of one read."""
+def joined(parts: Sequence[Places | TablePlaces]) -> Places | TablePlaces:
+    """Join the places of several parts of one read; those of one table are made when needed."""
     found: list[Places | TablePlaces] = []
     for part in parts:
         last = found[-1] if found else None
@@ -347,7 +371,7 @@ def joined(parts: Sequence[Places | TablePlaces]) -> Places:
             found[-1] = replace(last, hi=part.hi)
         else:
             found.append(part)
-    return Places.joined([one.made() if isinstance(one, TablePlaces) else one for one in found])
+    return found[0] if len(found) == 1 else Places.joined([one.made() for one in found])
 
 
 def _of_targets(strides: Sequence[tuple[int, ...]], target: NDArray[np.intp]) -> ArrayLike:
@@ -373,8 +397,8 @@ def _joined_strides(strides: Sequence[ArrayLike], sizes: Sequence[int]) -> Array
 
 def place(
     commands: CommandList,
-    places: Places,
-    some: Integers,
+    places: Places | TablePlaces,
+    some: Integers | None,
     chunks: NDArray[np.uint64],
     stored: np.dtype[Any],
 ) -> None:
@@ -382,24 +406,36 @@ def place(
 
     Parameters
     ----------
-    some : ndarray of int64, shape (n,)
-        Numbers of the chunks.
+    some : ndarray of int64, shape (n,), or None
+        Numbers of the chunks; None for all in their order.
     chunks : ndarray of uint64, shape (n,)
         Device address of the bytes of each chunk.
     stored : dtype
         Data type of an element in a chunk.
     """
-    if len(some) and places.first[-1]:
-        _copy(commands, places.take(some), chunks.astype(np.int64), stored, one_element=False)
+    if some is None and isinstance(places, TablePlaces):
+        launches = places.copies(commands, chunks, stored)
+        if launches is not None:
+            commands.launch_tables(launches)
+            return
+    taken = places.made()
+    if len(chunks) and taken.first[-1]:
+        taken = taken if some is None else taken.take(some)
+        _copy(commands, taken, chunks.astype(np.int64), stored, one_element=False)
 
 
 def place_fill(
-    commands: CommandList, places: Places, some: Integers, fill: bytes, address: int
+    commands: CommandList,
+    places: Places | TablePlaces,
+    some: Integers,
+    fill: bytes,
+    address: int,
 ) -> None:
     """Record a fill of the elements of some chunks by `fill`, whose copy is at `address`."""
-    if not len(some) or not places.first[-1]:
+    taken = places.made()
+    if not len(some) or not taken.first[-1]:
         return
-    taken = places.take(some)
+    taken = taken.take(some)
     if taken.points is None and repeated(fill) in WIDTHS:
         commands.launch_tables(fill_launches(taken.dst, taken.count, taken.dst_stride, fill))
         return

@@ -218,7 +218,7 @@ class DevicePart:
                 buffer.end_fill()
             counts = fetched.counts
             at, sizes, some, known = fetched.at, fetched.nbytes, rows, fetched.known
-            states = np.full(len(rows), state, np.uint8)
+            states = np.frombuffer(bytearray((state,)) * len(rows), np.uint8)
             taken: NDArray[np.bool_] | slice = slice(None)
             again = rows[:0]
             # Python says what is wrong with uncompressed chunks.

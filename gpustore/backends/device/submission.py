@@ -261,9 +261,12 @@ class Submission:
             stored, places = chain.layout.dtype, group.places
             some, chunks = commands.rows, commands.values.address
             if len(decoded):
-                some = np.concatenate((some, decoded))
                 begin = (base + group.start[decoded]).view(np.uint64)
-                chunks = np.concatenate((chunks, begin))
+                if len(some):
+                    some, begin = np.concatenate((some, decoded)), np.concatenate((chunks, begin))
+                else:
+                    some = decoded
+                chunks = begin
             if copied is not None:
                 self._keep_encoded(commands, copied)
                 self._keep(commands, group, decoded, chunks[len(commands) :], kept)
@@ -273,7 +276,8 @@ class Submission:
                 found = group.in_slabs(cached)
                 some = np.concatenate((some, found.rows))
                 chunks = np.concatenate((chunks, found.on_device(commands).address))
-            place(commands, places, some, chunks, stored)
+            is_all = some is rows and len(rows) == len(group.state)
+            place(commands, places, None if is_all else some, chunks, stored)
             if fill is not None:
                 self._fill(commands, group, missing, *fill)
         except BaseException:
@@ -423,7 +427,7 @@ class Submission:
         results = None if tables is None else buffer.reserve_table(result_nbytes)
         if tables is None or results is None:
             raise _NoRoom(aligned(table_nbytes) + result_nbytes)
-        commands.write_tables(buffer.view(tables, table_nbytes))
+        commands.write_tables()
         first, here = self._uploaded, buffer.address(results)
         device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
         self._uploaded = buffer.used

@@ -146,7 +146,7 @@ class Submissions:
         self._fill_value = fill_value
         self._ready = [memory.ready for memory in out]
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed: threading.Condition | None = None  # Made where a task waits.
         self._waiting = 0
         self._idle: list[StagingBuffer] = []
         self._live: list[Submission] = []
@@ -217,6 +217,7 @@ class Submissions:
                     oldest = self._running.popleft()
                 else:
                     # Other tasks fill, begin or complete a submission.
+                    self._changed = self._changed or threading.Condition(self._lock)
                     self._waiting += 1
                     try:
                         self._changed.wait()
@@ -236,7 +237,7 @@ class Submissions:
 
     def _wake(self) -> None:
         """Wake the tasks that wait for a change."""
-        if self._waiting:
+        if self._changed is not None and self._waiting:
             self._changed.notify_all()
 
     def _another(self) -> StagingBuffer | None:

@@ -85,12 +85,15 @@ class SharedMemory:
     ----------
     data, alignment
         Parameters.
+    begin : int
+        Address of the memory.
     """
 
-    __slots__ = ("_lock", "_used", "alignment", "data")
+    __slots__ = ("_lock", "_used", "alignment", "begin", "data")
 
     def __init__(self, data: NDArray[np.uint8], alignment: int) -> None:
         self.data = data
+        self.begin = address_of(data)
         self.alignment = alignment
         self._used = numbers("q", (0,))
         self._lock = threading.Lock()
@@ -158,12 +161,13 @@ def fetch_files(
     """
     rows = table.rows
     found = np.zeros(6 * rows, np.int64)
-    here = address_of(found)
-    columns = here, here + 8 * rows
-    begin = address_of(memory.data)
+    first = address_of(found)
+    columns = first, first + 8 * rows
     headers = None if frames is None else StagedHeaders(frames, rows)
     words = (0, 0, 0) if headers is None else headers.words
-    staging = numbers("q", (begin, limit, memory.alignment, *columns, memory.address, *words))
+    staging = numbers(
+        "q", (memory.begin, limit, memory.alignment, *columns, memory.address, *words)
+    )
     generation = found[2 * rows : 6 * rows].view(np.uint64).reshape(rows, 4)
     job = Job.of(array, table, (), (), (), directory, 1, staging, generation=generation)
     wanted = CancelToken.current()

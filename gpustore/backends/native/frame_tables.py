@@ -49,7 +49,7 @@ class NativeFrameTables:
             kept += columns
             parts.extend([one.shape[1] for one in columns])
             for one in columns:
-                parts.extend((address_of(one), one.strides[0] // 8))
+                parts.extend((address_of(one[0]), one.strides[0] // 8))
         self._kept = kept
         places = address_of(address), address_of(rows), 0, 0, pitch, alignment
         here = len(frames.parts), parts.buffer_info()[0]
@@ -64,12 +64,13 @@ class NativeFrameTables:
         decoded: int,
         joined: int,
         table: NDArray[np.uint8],
-        copies: NDArray[np.uint8],
-        shuffled: NDArray[np.uint8],
+        copies: NDArray[np.uint8] | None,
+        shuffled: NDArray[np.uint8] | None,
     ) -> Integers:
         owner = np.empty((2, self.compressed), np.int64)
         self._struct[4:6] = numbers("q", (decoded, joined))
-        places = [address_of(one) for one in (table, owner, copies, shuffled)]
+        memories = table, owner, copies, shuffled
+        places = [0 if one is None else address_of(one) for one in memories]
         self._struct[_COUNTS + 9 :] = numbers("q", places)
         self._core.gpustore_core_write_frames(self._struct.buffer_info()[0])
         return owner

@@ -84,7 +84,6 @@ class FrameRoom:
     def __init__(self, count: int) -> None:
         self.heads = np.zeros((_HEADS, count), np.int64)
         self._struct = numbers("q", (count, address_of(self.heads), 0, 0, 0, 0, 0, 0))
-        self.make_room(0, 0)
 
     def make_room(self, blocks: int, streams: int) -> None:
         """Make room for blocks and streams, of which none is written so far."""

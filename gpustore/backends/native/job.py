@@ -39,6 +39,9 @@ NO_ROOM: Final = 4
 _AT_FIRST: Final = (0,) * 6  # next, finished, and those of Counts but the decoded bytes
 
 
+_BYTE: Final = ctypes.c_char
+
+
 class Counts(NamedTuple):
     """Work of the core on one job: reads of keys, encoded and decoded bytes, and rows."""
 
@@ -54,8 +57,11 @@ NO_COUNTS: Final = Counts(0, 0, 0, 0, 0)
 
 def address_of(column: NDArray[Any]) -> int:
     """Return the address of the first byte of an array."""
-    address: int = column.__array_interface__["data"][0]
-    return address
+    try:  # A third of the time of the other way, and small reads ask often.
+        return ctypes.addressof(_BYTE.from_buffer(column.data))
+    except (TypeError, ValueError):  # Read-only, without elements, or with gaps.
+        address: int = column.__array_interface__["data"][0]
+        return address
 
 
 @cache
@@ -124,8 +130,7 @@ class Job:
         """
         if generation is None and directory is not None and directory.note is not None:
             generation = np.zeros((table.rows, 4), np.uint64)
-        words = table.words
-        at = address_of(words) if isinstance(words, np.ndarray) else words.buffer_info()[0]
+        at = table.address
         cells, first, src, dst, count, target = [at + 8 * offset for offset in table.offsets()]
         small = numbers("q", itertools.chain(*src_strides, *dst_strides))
         rank = table.input_rank

@@ -223,8 +223,11 @@ def read_columns(
         found, reasons = _read(encoded, decoded_max, exact=exact)
         return BloscColumns(found), reasons
     decoded_nbytes = found.head(0)
-    wrong = (decoded_nbytes != decoded_max) if exact else (decoded_nbytes > decoded_max)
-    (left,) = (wrong | (decoded_nbytes == 0)).nonzero()
+    if exact and decoded_max:
+        wrong = decoded_nbytes != decoded_max
+    else:
+        wrong = (decoded_nbytes > decoded_max) | (decoded_nbytes == 0)
+    (left,) = wrong.nonzero()
     if len(left):
         others, reasons = _read(encoded.take(left), decoded_max, exact=exact)
         order = np.arange(len(encoded))

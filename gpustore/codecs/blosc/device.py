@@ -117,8 +117,8 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
     compressed = columns.compressed(streams)
     reasons: dict[int, str] = {}
     for code, some in compressed:
-        nbytes = streams.dst_nbytes[some]
-        reason = unfit(device, _CODECS[code], nbytes, commands.distrust)
+        longest = int(streams.dst_nbytes[some].max(initial=0))
+        reason = unfit(device, _CODECS[code], longest, commands.distrust)
         if reason is not None:
             frames = streams.frame[some].tolist()
             reasons.update(dict.fromkeys(frames, f"blosc: {reason}"))
@@ -137,33 +137,36 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
     code = int(frames.parts[0].heads[2, 0])
     if reader is None or code == _ZLIB:
         return False
-    codec, nbytes = _CODECS[code], frames.head(0)
+    codec, nbytes = _CODECS[code], int(frames.parts[0].heads[0, 0])
     known = device.codec(codec)
     alignment = 1 if known is None else known.src_alignment
-    places = commands.values.address, commands.rows, pitch_of(int(nbytes[0])), alignment
+    places = commands.values.address, commands.rows, pitch_of(nbytes), alignment
     found = reader.frame_tables(frames, *places)
     if found is None:
         return False
-    if found.compressed:
-        most_nbytes = np.array([found.most_nbytes])
-        if unfit(device, codec, most_nbytes, commands.distrust) is not None:
-            return False
+    if found.compressed and unfit(device, codec, found.most_nbytes, commands.distrust) is not None:
+        return False
     outputs = destinations(commands, nbytes, commands.rows)
     joined = destinations_like(commands, outputs, commands.rows) if found.shuffle else outputs
-    copies, copies_memory = commands.reserve_table(32 * found.stored)
+    copies = shuffled = copies_memory = shuffled_memory = None
+    if found.stored:
+        copies, copies_memory = commands.reserve_table(32 * found.stored)
     table, memory = commands.reserve_table(32 * found.compressed)
-    shuffled, shuffled_memory = commands.reserve_table(32 * found.blocks * bool(found.shuffle))
+    if found.shuffle:
+        shuffled, shuffled_memory = commands.reserve_table(32 * found.blocks)
     owner, sizes = found.write(
         *(int(outputs.address[0]), int(joined.address[0])), memory, copies_memory, shuffled_memory
     )
-    count = np.uint32(found.stored)
-    commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, count])
+    if copies is not None:
+        count = np.uint32(found.stored)
+        commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, count])
     src, src_nbytes, dst, _ = memory.view(np.uint64).reshape(4, -1)
     # What is compared with the results may not lie in memory that is used again.
     streams = Spans(src, src_nbytes), Spans(dst, sizes.view(np.uint64))
-    commands.decompress(codec, *streams, owner, table)
-    kernel = f"gs::{'bit_' if found.shuffle == _BITS else ''}unshuffle<{found.typesize}>"
-    if found.shuffle:
+    longest_and_all = found.most_nbytes, int(sizes.sum())
+    commands.decompress(codec, *streams, owner, table, longest_and_all)
+    if shuffled is not None:
+        kernel = f"gs::{'bit_' if found.shuffle == _BITS else ''}unshuffle<{found.typesize}>"
         count = np.uint32(found.blocks)
         commands.launch("shuffle", kernel, found.shuffle_blocks, [shuffled, count])
     commands.values, commands.encoded = outputs, None

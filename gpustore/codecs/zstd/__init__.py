@@ -198,14 +198,18 @@ class _Zstd(BytesCodec):
         def read(columns: EncodedColumns) -> tuple[HeaderColumns, dict[int, str]]:
             nbytes, reasons = read_values(columns)
             wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
-            size = f"zstd: does not hold {decoded_max} bytes"
-            reasons = {**dict.fromkeys(wrong.nonzero()[0].tolist(), size), **reasons}
+            (others,) = wrong.nonzero()
+            if len(others):
+                size = f"zstd: does not hold {decoded_max} bytes"
+                reasons = {**dict.fromkeys(others.tolist(), size), **reasons}
             return HeaderColumns((nbytes,)), reasons
 
         headers = self._headers(commands, read)
         if headers is not None:
             (nbytes,) = headers.columns
-            decompress_values(commands, device, "zstd", commands.values, nbytes)
+            decompress_values(
+                commands, device, "zstd", commands.values, nbytes, decoded_max if exact else None
+            )
 
     def encode_unsupported_reason(self, device: Decoders, decoded_nbytes: int) -> str | None:
         """Return why a device encodes no values: a high level, a content checksum, no library."""

@@ -65,9 +65,9 @@ def read_values(encoded: EncodedColumns) -> tuple[Integers, dict[int, str]]:
     if encoded.known is None:
         return read_frames(encoded, encoded.start, encoded.nbytes)
     known: Integers = encoded.known.columns[0]
-    left = np.flatnonzero(known == 0)
-    if not len(left):
+    if np.count_nonzero(known) == len(known):
         return known, {}
+    left = np.flatnonzero(known == 0)
     content = known.copy()
     content[left], reasons = read_frames(encoded, encoded.start[left], encoded.nbytes[left])
     return content, {int(left[number]): reason for number, reason in reasons.items()}

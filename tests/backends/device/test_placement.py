@@ -210,7 +210,7 @@ def test_places_of_rows_that_follow_one_another_are_made_once():
     assert whole.count.tolist() == columns[:, 2:].T.tolist()
     pieces = [part(4, 6), part(0, 3), part(3, 4)]
     for some in (sorted(pieces, key=order_of), [part(0, 3), whole.take(np.array([3, 4, 5]))]):
-        found = joined(some)
+        found = joined(some).made()
         for name in ("first", "src", "dst", "count"):
             assert getattr(found, name).tolist() == getattr(whole, name).tolist(), name
     apart = joined([part(0, 2), part(4, 6)])

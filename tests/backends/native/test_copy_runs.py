@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpustore.backends.native import copy_runs
-from gpustore.backends.native.copy_runs import core_copy_launches
+from gpustore.backends.native.copy_runs import core_copy_launches, core_table_launches
 from gpustore.backends.native.library import library
 from gpustore.device.kernels import launch
 from gpustore.device.kernels.run import Rows
+from gpustore.planning.row_table import RowTable
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native core")
 
@@ -71,6 +72,36 @@ def test_descriptors_are_those_in_python(case, unit):
     assert written is None or plain(written) == expected
     assert written is not None or unit > 1
     assert plain(core_copy_launches(rows, itemsize, unit=unit)) == expected or written is None
+
+
+@pytest.mark.matrix
+@given(case=rectangles(), unit=st.sampled_from([1, 1, 2, 8]), lo=st.integers(0, 4))
+def test_descriptors_of_a_table_are_those_of_its_regions(case, unit, lo):
+    rows, itemsize = case
+    unit = unit if itemsize % unit == 0 else 1
+    n, base = len(rows.src), 48
+    lo = min(lo, n - 1)
+    src_start = 16 * np.arange(n) % 64
+    dst_start = rows.dst.astype(np.int64) - DST
+    columns = np.arange(n + 1), src_start, dst_start, rows.count.ravel()
+    table = RowTable(np.concatenate(columns), n, n, n, 0, len(rows.src_stride))
+    chunks = rows.src - (src_start + base).astype(np.uint64)
+    strides = rows.src_stride, rows.dst_stride
+    found = core_table_launches(
+        table, lo, n, chunks[lo:], strides, (base, DST), itemsize, unit=unit
+    )
+    some = Rows(rows.src[lo:], rows.dst[lo:], rows.count[:, lo:], *strides)
+    expected = copy_runs._written(some, itemsize, unit)
+    assert (found is None) == (expected is None)
+    assert found is None or plain(found) == plain(expected)
+
+
+def test_rows_of_several_regions_or_arrays_are_left_to_python():
+    words = np.array([0, 1, 0, 1, 0, 0, 2, 0])
+    chunks = np.array([SRC], np.uint64)
+    for has_first, has_target in ((True, False), (False, True)):
+        table = RowTable(words, 1, 1, 1, 0, 1, has_first=has_first, has_target=has_target)
+        assert core_table_launches(table, 0, 1, chunks, ((1,), (1,)), (0, DST), 1) is None
 
 
 @pytest.mark.parametrize(
