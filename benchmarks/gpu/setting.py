@@ -9,8 +9,7 @@ import os
 from dataclasses import asdict, dataclass
 
 import gpustore
-from gpustore.backends import device as backend
-from gpustore.backends.device import staging_buffer
+from gpustore.backends.device import extent, staging_buffer
 
 MIB = 1 << 20
 
@@ -20,6 +19,9 @@ FILE = "setting.json"
 """Name of the file with the setting, in the folder of the probes."""
 
 
+_OWN_STREAMS = extent.SUBMISSION_STREAMS
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One choice of all constants.
@@ -27,14 +29,15 @@ class Setting:
     Attributes
     ----------
     submission_nbytes : int
-        Most bytes of the values of a submission.
+        Most bytes of the values of a submission as they are stored; it is closed before with as
+        many streams for each byte as in gpustore's own setting.
     buffers : int
         Large staging buffers.
     threads : int
         Threads that fill one.
     """
 
-    submission_nbytes: int = backend.SUBMISSION_NBYTES
+    submission_nbytes: int = extent.SUBMISSION_NBYTES
     buffers: int = staging_buffer.LARGE
     threads: int = THREADS
 
@@ -44,9 +47,11 @@ class Setting:
 
     def apply(self):
         """Change gpustore; what is opened on a device for the first time then has the setting."""
+        streams = self.submission_nbytes * _OWN_STREAMS // Setting().submission_nbytes
         for module, name, value in (
-            (backend, "SUBMISSION_NBYTES", self.submission_nbytes),
-            (backend, "LARGE", self.buffers),
+            (extent, "SUBMISSION_NBYTES", self.submission_nbytes),
+            (extent, "SUBMISSION_STREAMS", max(1, streams)),
+            (extent, "LARGE", self.buffers),
             (staging_buffer, "LARGE", self.buffers),
         ):
             if not hasattr(module, name):

@@ -22,10 +22,12 @@ from gpustore.backends.device import DeviceBackend
 from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.selection import missing_for_cuda
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.device.protocol import Decoders, DecoderState
-from gpustore.explain.explanation import Bounds, CodecPath, Explanation
+from gpustore.explain.explanation import Bounds, CodecPath, Explanation, SubmissionSizes
 from gpustore.pipelines.chunked_array import ChunkedArray, decoder_choice
 from gpustore.pipelines.fetch import GAP_NBYTES
+from gpustore.pipelines.read import chunks_of
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.sharding.refiner import RawBytesRefiner
@@ -90,6 +92,7 @@ def estimate(
         library=None if state is None else state.engine,
         shortcoming=None if state is None else state.shortcoming,
         device_reason=None if choice is None or is_chosen else choice.reason,
+        submission=_submission(device, plans, choice) if device and plans else None,
         direct_reason=direct_reason,
         counts=MappingProxyType(
             {
@@ -118,6 +121,16 @@ def device_of(array: ChunkedArray) -> DeviceBackend | None:
     """Return the backend of an array on a device, None for one in host memory."""
     backend: Any = array.backend
     return backend if isinstance(backend, DeviceBackend) else None
+
+
+def _submission(device: DeviceBackend, plans: Plans, choice: Choice | None) -> SubmissionSizes:
+    """Return the most that a submission of a read has."""
+    chunks = chunks_of(plans)
+    if choice is not None and choice.by_host:
+        chunks = [one._replace(chain=one.chain.for_host(choice.reason)) for one in chunks]
+    extent = device.extent(tuple(chunks), plans[0][0].limits)
+    stored_nbytes = min(extent.buffer_rows * extent.value_nbytes, extent.values_nbytes)
+    return SubmissionSizes(extent.buffer_rows, stored_nbytes, extent.device_nbytes)
 
 
 class _Needed(NamedTuple):

@@ -48,6 +48,31 @@ class CodecPath(NamedTuple):
     decoder: str
 
 
+class SubmissionSizes(NamedTuple):
+    """Most that one submission to a device has, by the memory that is free now.
+
+    Attributes
+    ----------
+    chunks : int
+        Number of chunks; there are fewer if their stored bytes fill the staging buffer.
+    stored_nbytes : int
+        Bytes of their values as they are stored, in a staging buffer.
+    device_nbytes : int
+        Device memory for them: staging buffer, tables, decoded chunks and scratch of the codecs. Of
+        large reads three run at once; the limit ``device_in_flight_nbytes`` bounds them together.
+    """
+
+    chunks: int
+    stored_nbytes: int
+    device_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"up to {self.chunks:,} chunks and {self.stored_nbytes:,} stored bytes each, "
+            f"{self.device_nbytes:,} bytes of the device's memory"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Estimate of a read; made by ``explain`` of a store or a batch, and by ``explain_many``.
@@ -97,6 +122,8 @@ class Explanation:
     device_reason : str or None
         Figures for which a device decodes, where the host could be faster with few long streams:
         number and size of the streams of this read, and the thresholds.
+    submission : SubmissionSizes or None
+        Most that one submission to the device has; None if the read is into host memory, or empty.
     direct_reason : str or None
         Reason against reads from files into device memory; None if large values may be read so.
     counts : mapping of str to Bounds
@@ -128,6 +155,7 @@ class Explanation:
     library: str | None
     shortcoming: str | None
     device_reason: str | None
+    submission: SubmissionSizes | None
     direct_reason: str | None
     counts: Mapping[str, Bounds]
     gpu: tuple[CodecPath, ...]
@@ -187,6 +215,8 @@ class Explanation:
             lines.append(("on a GPU", gpu))
         elif self.counts["chunks_decoded_device"].most:
             lines.append(("", "the host: values whose bytes the device does not take"))
+        if self.submission is not None:
+            lines.append(("submissions", str(self.submission)))
         details = ("because", self.device_reason), ("library", self.library)
         lines += [(name, text) for name, text in details if text is not None]
         if self.shortcoming is not None:

@@ -272,10 +272,7 @@ def sink_of(
     resident: Sequence[ResidentTable] | None = None,
 ) -> Sink:
     """Make the sink of a read of `plans`, each of chunks of one shape, which may be `resident`."""
-    chunks = [one.sort for one in resident or ()]
-    for one, plan in plans if resident is None else ():
-        regions = len(plan) if isinstance(plan, ChunkPlan) else len(plan.order)
-        chunks.append(Chunks(one.chain, len(plan), regions))
+    chunks = chunks_of(plans) if resident is None else [one.sort for one in resident]
     return array.backend.sink(
         chunks,
         array.fill_value,
@@ -283,6 +280,14 @@ def sink_of(
         array.limits,
         partial(check_rows, array),
     )
+
+
+def chunks_of(plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]]) -> list[Chunks]:
+    """Describe the chunks of a read for its sink."""
+    return [
+        Chunks(one.chain, len(plan), len(plan) if isinstance(plan, ChunkPlan) else len(plan.order))
+        for one, plan in plans
+    ]
 
 
 def most_keys(array: ChunkedArray) -> int | None:

@@ -16,24 +16,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import FETCHED, IN_PLACE, Check, Chunks, Layer, Overlay
+from gpustore.backends.base import Check, Chunks, Layer, Overlay
 from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.conversion import conversion_of
-from gpustore.backends.device.direct_read import direct_unsupported_reason, pages_nbytes
+from gpustore.backends.device.direct_read import direct_unsupported_reason
 from gpustore.backends.device.downsample import launches_of
 from gpustore.backends.device.encoding import DeviceEncoder
+from gpustore.backends.device.extent import Extent, extent_of
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.overlay import DeviceSource, broadcast_strides
 from gpustore.backends.device.sink import DeviceSink
-from gpustore.backends.device.staging_buffer import (
-    LARGE,
-    PART_ALIGNMENT,
-    SMALL_NBYTES,
-    StagingBuffers,
-    aligned,
-)
-from gpustore.backends.device.submissions import DeviceMemory, DeviceRegion, Extent
+from gpustore.backends.device.staging_buffer import StagingBuffers
+from gpustore.backends.device.submissions import DeviceMemory, DeviceRegion
 from gpustore.backends.device.transfers import Transfers
 from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.backends.host import BACKEND as HOST
@@ -50,31 +45,11 @@ from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 
-SUBMISSION_NBYTES = 256 << 20
-"""Most bytes of the values of a submission, decoded or not."""
-
-SUBMISSION_ROWS = 8192
-"""Most values of a submission."""
-
-PIECE_NBYTES = 32 << 20
-"""Most decoded bytes that a task fetches at a time."""
-
 PART_NBYTES = 8 << 20
 """Least decoded bytes of a task: a smaller read is done by one."""
 
-UNASKED_NBYTES = 64 << 20
-"""Memory that a small read takes without asking the device how much is free."""
-
 _EXTENTS = 256
 """Most sizes of reads that are remembered."""
-
-_ROW_NBYTES = 512
-_REGION_NBYTES = 160
-"""Bytes of a staging buffer for the tables and results of a value, and for each of its regions."""
-
-_OUTPUT_NBYTES = 64
-"""Bytes around an output, for guards and alignment."""
-
 
 T = TypeVar("T")
 
@@ -140,102 +115,23 @@ class DeviceBackend:
         check: Check,
     ) -> DeviceSink:
         """Make the sink of one read; see :meth:`gpustore.backends.base.Backend.sink`."""
-        extent = self._extent_of(tuple(chunks), limits.device_in_flight_nbytes)
+        extent = self.extent(tuple(chunks), limits)
         return DeviceSink(
             self.driven, self.buffers, self.caches, self.files, extent, fill_value, out, check
         )
 
-    def _extent_of(self, chunks: tuple[Chunks, ...], in_flight_nbytes: int) -> Extent:
+    def extent(self, chunks: tuple[Chunks, ...], limits: Limits) -> Extent:
         """Return the sizes of the submissions of a read; those of small reads are remembered."""
+        in_flight_nbytes = limits.device_in_flight_nbytes
         known = self._extents.get((chunks, in_flight_nbytes))
         if known is not None:
             return known
-        extent, is_certain = self._extent(chunks, in_flight_nbytes)
+        extent, is_certain = extent_of(self.driven, chunks, in_flight_nbytes)
         if is_certain and extent.is_small:
             if len(self._extents) >= _EXTENTS:
                 self._extents.clear()
             self._extents[chunks, in_flight_nbytes] = extent
         return extent
-
-    def _extent(self, chunks: Sequence[Chunks], in_flight_nbytes: int) -> tuple[Extent, bool]:
-        """Choose the sizes of the submissions of a read, so that several fit in the memory.
-
-        Returns
-        -------
-        Extent, bool
-            The sizes, and whether they do not depend on the memory that is free now.
-        """
-        total = max(1, sum([one.rows for one in chunks]))
-        regions = sum([one.regions for one in chunks])
-        layouts = [one.chain.layout.nbytes for one in chunks]
-        decoded_nbytes = max(layouts, default=1)
-        value_nbytes = aligned(decoded_nbytes) + PART_ALIGNMENT
-        room_nbytes = _ROW_NBYTES + decoded_nbytes // 128 + regions * _REGION_NBYTES // total
-        is_fetched = any([one.source == FETCHED for one in chunks])
-        if chunks and all([one.source == IN_PLACE for one in chunks]):
-            return self._extent_in_place(total, regions), True
-        bound = max([one.chain.staged_bound for one in chunks], default=1)
-        slack_nbytes = max(0, bound - decoded_nbytes)
-
-        def needed(rows: int) -> int:
-            """Memory of a submission on the device: staging buffer, decoded bytes, scratch."""
-            scratch = max([self._scratch_nbytes(one.chain, rows) for one in chunks], default=0)
-            return rows * (value_nbytes + room_nbytes) + slack_nbytes + scratch
-
-        rows = min(total, SUBMISSION_ROWS, max(1, SUBMISSION_NBYTES // max(1, decoded_nbytes)))
-        budget = in_flight_nbytes // LARGE
-        is_certain = needed(rows) <= min(budget, UNASKED_NBYTES)
-        if not is_certain:
-            budget = min(budget, self.driven.memory().free_nbytes // (2 * LARGE))
-        while rows > 1 and (nbytes := needed(rows)) > budget:
-            rows = max(1, min(rows - 1, rows * budget // nbytes))
-        direct_nbytes = pages_nbytes(rows, rows * decoded_nbytes)
-        slack_nbytes += direct_nbytes
-        if not is_fetched:  # Only tables pass the staging buffer.
-            value_nbytes = slack_nbytes = 0
-        nbytes = rows * (value_nbytes + room_nbytes) + slack_nbytes
-        extent = Extent(
-            rows=rows if rows < total else SUBMISSION_ROWS,
-            buffer_rows=rows,
-            value_nbytes=value_nbytes,
-            room_nbytes=room_nbytes,
-            slack_nbytes=slack_nbytes,
-            piece_nbytes=max(1, min(PIECE_NBYTES, rows * decoded_nbytes)),
-            is_small=rows == total and nbytes <= SMALL_NBYTES,
-        )
-        return extent, is_certain
-
-    def _extent_in_place(self, total: int, regions: int) -> Extent:
-        """Return the sizes of submissions that copy chunks in device memory, and take none."""
-        rows, room_nbytes = (
-            min(total, SUBMISSION_ROWS),
-            _ROW_NBYTES + regions * _REGION_NBYTES // total,
-        )
-        return Extent(
-            rows=SUBMISSION_ROWS,
-            buffer_rows=rows,
-            value_nbytes=0,
-            room_nbytes=room_nbytes,
-            slack_nbytes=0,
-            piece_nbytes=PIECE_NBYTES,
-            is_small=rows * room_nbytes <= SMALL_NBYTES,
-        )
-
-    def _scratch_nbytes(self, chain: CodecChain, rows: int) -> int:
-        """Estimate the device memory that decoding takes beside the values."""
-        decoded_nbytes = chain.layout.nbytes
-        found = 0
-        for stage in chain.stages:
-            found += stage.device_outputs * rows * (decoded_nbytes + _OUTPUT_NBYTES)
-            codec = stage.device_codec
-            known = None if codec is None else self.driven.codec(codec)
-            if codec is None or known is None:
-                continue
-            if known.src_alignment > 1:
-                found += rows * decoded_nbytes  # Streams are copied that do not lie so.
-            sizes = rows, decoded_nbytes, rows * decoded_nbytes
-            found += self.driven.decompress_temp_nbytes(codec, *sizes)
-        return found
 
     def with_memory(self, work: Callable[[], T]) -> T:
         """Do `work`, again and again while it lacks memory that is kept for later work."""

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,10 @@ import numpy as np
 from gpustore.backends.base import Check
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.early_result import EarlyResult
+from gpustore.backends.device.extent import Extent
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.piece import MISSING, Left, Piece
-from gpustore.backends.device.staging_buffer import (
-    PART_ALIGNMENT,
-    StagingBuffer,
-    StagingBuffers,
-    aligned,
-)
+from gpustore.backends.device.staging_buffer import StagingBuffer, StagingBuffers
 from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
@@ -74,41 +70,6 @@ class DeviceMemory:
     @property
     def strides(self) -> tuple[int, ...]:
         return self.view.strides
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Sizes of the submissions of a read.
-
-    Attributes
-    ----------
-    rows, buffer_rows : int
-        Most values of a submission, and number of those that a staging buffer has room for.
-    value_nbytes, room_nbytes : int
-        Bytes of the staging buffer for a value, and for its tables and results.
-    slack_nbytes : int
-        More bytes of the buffer, so that the longest value fits.
-    piece_nbytes : int
-        Decoded bytes that a task adds at a time.
-    is_small : bool
-        Whether a small buffer is enough.
-    """
-
-    rows: int
-    buffer_rows: int
-    value_nbytes: int
-    room_nbytes: int
-    slack_nbytes: int
-    piece_nbytes: int
-    is_small: bool
-
-    def with_values(self, nbytes: int) -> Extent:
-        """Return sizes with room for values of `nbytes` bytes; these if they have that."""
-        value_nbytes = aligned(nbytes) + PART_ALIGNMENT
-        if value_nbytes <= self.value_nbytes:
-            return self
-        rows = max(1, self.piece_nbytes // value_nbytes)
-        return replace(self, buffer_rows=rows, value_nbytes=value_nbytes)
 
 
 class Submissions:
@@ -259,8 +220,7 @@ class Submissions:
             rows, is_relieved = extent.buffer_rows, False
             while rows:
                 try:
-                    each = extent.value_nbytes + extent.room_nbytes
-                    buffer.resize(rows * each + extent.slack_nbytes)
+                    buffer.resize(extent.buffer_nbytes(rows))
                 except MemoryError as error:
                     if not self._relieve(type(error)) and is_relieved:
                         rows //= 2

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import gpustore
-from gpustore.backends import device as device_backend
-from gpustore.backends.device import direct_read, open_files, staging_buffer
+from gpustore.backends.device import direct_read, extent, open_files, staging_buffer
 from gpustore.backends.device.direct_read import DirectReads, direct_unsupported_reason
 from gpustore.backends.device.open_files import OpenFiles
 from gpustore.backends.device.staging_buffer import StagingBuffer
@@ -51,7 +50,7 @@ def lazy():
 def tight(monkeypatch):
     """Staging buffers have room for values, hardly for tables, and none for pages."""
     monkeypatch.setattr(staging_buffer, "_SMALLEST_NBYTES", 1)
-    monkeypatch.setattr(device_backend, "_ROW_NBYTES", 0)
+    monkeypatch.setattr(extent, "_ROW_NBYTES", 0)
     monkeypatch.setattr(direct_read, "_PAGES_NBYTES", 512)
 
 
