@@ -8,7 +8,7 @@ read in one pass of the native core.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,8 @@ import numpy as np
 
 from gpustore.backends.base import Backend, Output
 from gpustore.drivers._layer_parts import Opened, Request, read_parts
+from gpustore.drivers._layers import Layers
+from gpustore.drivers.base import Driver
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.index_space import IndexTransform
 from gpustore.index_space.bounds import Box
@@ -68,10 +70,12 @@ class AffineLayers:
 
     Attributes
     ----------
-    layers : mapping of int to (Driver, IndexTransform)
-        Drivers by the numbers of the layers, in their order, and transforms from the stack.
+    opened : callable
+        Function from the number of a layer to its driver and the transform from the stack.
+    arrays : sequence of Driver
+        Drivers of the layers, in their order.
     numbers : int64 array
-        These numbers.
+        Numbers of the layers.
     drivers : int64 array
         Numbers of the drivers; those of views of one store are equal.
     dimensions : tuple of int or None
@@ -81,7 +85,8 @@ class AffineLayers:
     offsets : int64 array of shape (layers, rank of the arrays)
     """
 
-    layers: Opened
+    opened: Callable[[int], tuple[Driver, IndexTransform]]
+    arrays: Sequence[Driver]
     numbers: Integers
     drivers: Integers
     dimensions: tuple[int | None, ...]
@@ -90,31 +95,60 @@ class AffineLayers:
 
     @classmethod
     def of(cls, layers: Opened) -> AffineLayers | None:
-        """Return opened layers together; None if they are few, or their transforms differ."""
-        if len(layers) < FEWEST:
+        """Return layers that a read has opened together; None if that is not worth it."""
+        drivers = [driver for driver, _ in layers.values()]
+        transforms = [transform for _, transform in layers.values()]
+        return cls._of(layers.__getitem__, np.array([*layers], np.int64), drivers, transforms, None)
+
+    @classmethod
+    def of_opened(cls, layers: Layers) -> AffineLayers | None:
+        """Return all layers of a stack, which are open; None if that is not worth it."""
+        drivers = [driver for driver in layers.drivers if driver is not None]
+        numbers = np.arange(len(layers))
+        return cls._of(layers.opened, numbers, drivers, layers.transforms, layers.axis)
+
+    @classmethod
+    def _of(
+        cls,
+        opened: Callable[[int], tuple[Driver, IndexTransform]],
+        numbers: Integers,
+        drivers: Sequence[Driver],
+        transforms: Sequence[IndexTransform],
+        axis: int | None,
+    ) -> AffineLayers | None:
+        """Return layers together; None if they are few, or their transforms differ.
+
+        `axis` is a dimension of the stack that the transforms do not have.
+        """
+        if len(drivers) < FEWEST:
             return None
-        form: list[tuple[int | None, int | None]] | None = None
-        offsets, drivers = [], []
         known: dict[int, int] = {}
-        for driver, transform in layers.values():
-            maps = transform.output
-            found = [(map_.input_dimension, map_.stride) for map_ in maps]
-            if form is None:
-                form = found
-            if found != form or not driver.readable:
+        places = [known.setdefault(id(driver), len(known)) for driver in drivers]
+        maps = [transform.output for transform in transforms]
+        columns = list(zip(*maps, strict=True)) if len(set(map(len, maps))) == 1 else None
+        if columns is None or not all([driver.readable for driver in drivers]):
+            return None
+        form, offsets = [], []
+        for column in columns:
+            first = column[0]
+            d, stride = first.input_dimension, first.stride
+            if first.index_array is not None:
                 return None
-            if any([map_.index_array is not None for map_ in maps]):
+            others = [map_ for map_ in column if map_ is not first]
+            if any([map_.input_dimension != d or map_.stride != stride for map_ in others]):
                 return None
-            offsets.append([map_.offset for map_ in maps])
-            drivers.append(known.setdefault(id(driver), len(known)))
-        assert form is not None
+            if d is None and any([map_.index_array is not None for map_ in others]):
+                return None
+            form.append((d if d is None or axis is None else d + (d >= axis), stride or 0))
+            offsets.append([m.offset for m in column])
         return cls(
-            layers,
-            np.array([*layers], np.int64),
-            np.array(drivers, np.int64),
+            opened,
+            drivers,
+            numbers,
+            np.array(places, np.int64),
             tuple([dimension for dimension, _ in form]),
-            tuple([stride or 0 for _, stride in form]),
-            np.array(offsets, np.int64).reshape(len(layers), len(form)),
+            tuple([stride for _, stride in form]),
+            np.array(offsets, np.int64).reshape(len(form), len(drivers)).T,
         )
 
     @property
@@ -195,7 +229,7 @@ class AffineLayers:
                 else:
                     maps.append(_map_of(first[a:b, p], d, begin))
             parts.append(LayerPart(number, tuple(begin), tuple(end)))
-            driver, _ = self.layers[int(boxes.layer[a])]
+            driver = self.arrays[int(index[a])]
             explicit = (False,) * len(begin)
             domain = make_domain(Box(tuple(begin), tuple(end), explicit, explicit), labels)
             layers[number] = driver, make_transform(domain, OutputIndexMaps(maps))
@@ -245,7 +279,7 @@ class AffineLayers:
     def _alike(self) -> AlikeArrays | None:
         """Arrays of the layers; None if they are not stored alike."""
         arrays = []
-        for driver, _ in self.layers.values():
+        for driver in self.arrays:
             if not isinstance(driver, ChunkedDriver) or driver.is_outdated:
                 return None
             arrays.append(driver.reader)
@@ -297,7 +331,7 @@ class AffineLayers:
             numbers = np.array([found[part][1][region] for part, region in some])
             left = LayerBoxes(boxes.layer[numbers], boxes.start[numbers], boxes.stop[numbers])
             request = Request(transform, left.parts(), 0, memory.strides)
-            layers = {number: self.layers[number] for number in left.layer.tolist()}
+            layers = {number: self.opened(number) for number in left.layer.tolist()}
             return read_parts([request], layers, memory, output, backend, executor, None)
 
         reads = [part for part, _ in found]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -12,7 +13,12 @@ from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, open_kvstore
 from gpustore.drivers.options import bound_resources
 from gpustore.errors import MetadataError, TransactionError, prefixing
-from gpustore.index_space import Dim, IndexDomain, IndexTransform
+from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
+from gpustore.index_space.bounds import Box
+from gpustore.index_space.domain import make_domain
+from gpustore.index_space.output_map import OutputIndexMaps, array_map, input_map
+from gpustore.index_space.transform import make_transform
+from gpustore.planning.chunk_grid import Integers
 from gpustore.runtime.context import Context
 from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
@@ -148,6 +154,172 @@ class Layer(NamedTuple):
         return self.spec._replace(driver=driver, transform=self.transform)
 
 
+class Layers(Sequence[Layer]):
+    """Layers of a stack, by columns: there may be thousands, of which a read meets a few.
+
+    Parameters
+    ----------
+    transforms : sequence of IndexTransform
+        From the domain of the stack to those of the drivers, but for the dimension `axis`.
+    drivers : sequence of Driver or None
+        Opened drivers.
+    unopened : mapping of int to Layer
+        Layers without one, by number; their transforms are ignored.
+    axis : int, optional
+        Dimension of the stack in which each layer has its number as the only index, and which
+        `transforms` do not have.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[IndexTransform],
+        drivers: Sequence[Driver | None],
+        unopened: Mapping[int, Layer],
+        axis: int | None = None,
+    ) -> None:
+        self.transforms = transforms
+        self.drivers = drivers
+        self.unopened = unopened
+        self.axis = axis
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer]) -> Layers:
+        """Return layers given one by one."""
+        unopened = {number: one for number, one in enumerate(layers) if one.driver is None}
+        return cls([one.transform for one in layers], [one.driver for one in layers], unopened)
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    @overload
+    def __getitem__(self, number: int) -> Layer: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Layer]: ...
+    def __getitem__(self, number: int | slice) -> Layer | Sequence[Layer]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(len(self))[number]]
+        transform, driver = self.transforms[number], self.drivers[number]
+        if self.axis is not None:
+            transform = _with_dimension(transform, self.axis, number)
+        if driver is None:
+            return self.unopened[number]._replace(transform=transform)
+        return Layer(transform, driver)
+
+    def opened(self, number: int) -> tuple[Driver, IndexTransform]:
+        """Return driver and transform of an opened layer."""
+        layer = self[number]
+        assert layer.driver is not None
+        return layer.driver, layer.transform
+
+    @cached_property
+    def domains(self) -> list[IndexDomain]:
+        """Domains of the transforms."""
+        return [transform.domain for transform in self.transforms]
+
+    @cached_property
+    def different(self) -> list[Driver | None]:
+        """Drivers of the layers, each once, in order; None for those that are not open."""
+        return list({id(driver): driver for driver in self.drivers}.values())
+
+    @cached_property
+    def bounds(self) -> tuple[Integers, Integers]:
+        """First index of each layer along each dimension, and the one behind the last."""
+        boxes = [domain.box for domain in self.domains]
+        count = len(boxes)
+        inside = [index for box in boxes for index in box[0]], [i for box in boxes for i in box[1]]
+        columns = []
+        for number, indices in enumerate(inside):
+            given = np.fromiter(indices, np.int64).reshape(count, -1 if count else 0)
+            column = np.empty((count, given.shape[1] + (self.axis is not None)), np.int64, "F")
+            if self.axis is not None:
+                column[:, self.axis] = np.arange(number, number + count)
+            others = [d for d in range(column.shape[1]) if d != self.axis]
+            column[:, others] = given
+            columns.append(column)
+        return columns[0], columns[1]
+
+    @property
+    def hull(self) -> IndexDomain | None:
+        """Hull of the domains of the layers; None without any.
+
+        Raises
+        ------
+        MetadataError
+            If their labels differ.
+        """
+        if not self:
+            return None
+        different = {domain.labels for domain in self.domains}
+        names = [set(some) - {""} for some in zip(*different)]
+        if any(len(some) > 1 for some in names):
+            whole = self[0].transform.domain
+            for number, errors in each_layer(len(self)):
+                with errors:
+                    whole = whole.hull(self[number].transform.domain)
+        labels = [next(iter(some), "") for some in names]
+        if self.axis is not None:
+            labels.insert(self.axis, "")
+        low, high = self.bounds
+        return IndexDomain(
+            inclusive_min=low.min(axis=0).tolist(),
+            exclusive_max=high.max(axis=0).tolist(),
+            labels=labels,
+        )
+
+    @property
+    def units(self) -> list[Units]:
+        """Units of the layers; none if no layer has any."""
+        known = [driver is None or any(driver.dimension_units) for driver in self.different]
+        return [layer.units for layer in self] if any(known) else []
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """Transaction of the opened layers; None if there is none.
+
+        Raises
+        ------
+        TransactionError
+            If they belong to different ones.
+        """
+        found = {id(one.transaction): one.transaction for one in self.different if one is not None}
+        common = next(iter(found.values()), None)
+        for number, driver in enumerate(self.drivers if len(found) > 1 else ()):
+            if driver is not None and driver.transaction is not common:
+                with layer_errors(number):
+                    raise TransactionError("Transaction mismatch")
+        return common
+
+
+def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTransform:
+    """Return the transform with a new input dimension, of which only `index` is in the domain."""
+    domain = transform.domain
+    low, high, implicit_lower, implicit_upper = domain.box
+    grown = Box(
+        (*low[:at], index, *low[at:]),
+        (*high[:at], index + 1, *high[at:]),
+        _inserted(implicit_lower, at, False),
+        _inserted(implicit_upper, at, False),
+    )
+    labels = _inserted(domain.labels, at, "")
+    maps: list[OutputIndexMap] = []
+    for map_ in transform.output:
+        d, array, stride = map_.input_dimension, map_.index_array, map_.stride
+        if d is not None and stride is not None:
+            maps.append(input_map(map_.offset, stride, d + (d >= at)))
+        elif array is not None and stride is not None:
+            shape = (*array.shape[:at], 1, *array.shape[at:])
+            maps.append(array_map(map_.offset, stride, array.reshape(shape), map_.bounds))
+        else:
+            maps.append(map_)
+    return make_transform(make_domain(grown, labels), OutputIndexMaps(maps))
+
+
+@lru_cache(maxsize=64)
+def _inserted(column: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
+    """Return what most layers of a stack have in common, with one value more."""
+    return (*column[:at], value, *column[at:])
+
+
 def each_layer(count: int) -> Iterator[tuple[int, prefixing]]:
     """Yield the number of each layer, and the context of its errors."""
     return ((number, layer_errors(number)) for number in range(count))
@@ -158,54 +330,19 @@ def layer_errors(number: int) -> prefixing:
     return prefixing(f"Layer {number}")
 
 
-def common_transaction(layers: Sequence[Layer]) -> Transaction | None:
-    """Return the transaction of the opened layers, None if there is none.
-
-    Raises
-    ------
-    TransactionError
-        If they belong to different ones.
-    """
-    opened = [(number, one.driver) for number, one in enumerate(layers) if one.driver is not None]
-    if not opened:
-        return None
-    common = opened[0][1].transaction
-    for number, driver in opened:
-        if driver.transaction is not common:
-            with layer_errors(number):
-                raise TransactionError("Transaction mismatch")
-    return common
-
-
-def combined_domain(domains: Sequence[IndexDomain], constraint: IndexDomain | None) -> IndexDomain:
-    """Return the hull of the domains of layers within a constraint, with explicit bounds.
+def combined_domain(whole: IndexDomain | None, constraint: IndexDomain | None) -> IndexDomain:
+    """Return the hull of the layers within a constraint, with explicit bounds.
 
     Raises
     ------
     MetadataError
         If labels differ, or the rank of the constraint does.
     """
-    whole = None if not domains else _hull(domains)
     if constraint is not None:
         whole = constraint if whole is None else _constrained(whole, constraint)
     if whole is None:
         raise MetadataError("domain must be specified")
     return whole.mark_bounds_implicit[False]
-
-
-def _hull(domains: Sequence[IndexDomain]) -> IndexDomain:
-    """Return the hull of domains of one rank; by columns, as there may be thousands."""
-    labels = [set(some) - {""} for some in zip(*[domain.labels for domain in domains])]
-    if any(len(some) > 1 for some in labels):
-        whole = domains[0]
-        for number, errors in each_layer(len(domains)):
-            with errors:
-                whole = whole.hull(domains[number])
-    low = np.array([domain.inclusive_min for domain in domains], np.int64).min(axis=0).tolist()
-    high = np.array([domain.exclusive_max for domain in domains], np.int64).max(axis=0).tolist()
-    return IndexDomain(
-        inclusive_min=low, exclusive_max=high, labels=[next(iter(some), "") for some in labels]
-    )
 
 
 def _constrained(whole: IndexDomain, constraint: IndexDomain) -> IndexDomain:
@@ -238,7 +375,7 @@ def combined_units(given: Units | None, layers: Sequence[Units], rank: int) -> U
 
 
 def open_layers(
-    layers: Sequence[Layer], numbers: Sequence[int], *, write: bool
+    layers: Layers, numbers: Sequence[int], *, write: bool
 ) -> dict[int, tuple[Driver, IndexTransform]]:
     """Return drivers and transforms of some layers, and open those that are not. Blocks.
 
@@ -269,7 +406,7 @@ def _opening(number: int) -> prefixing:
     return prefixing(f"While opening layer {number}")
 
 
-def common_dtype(layers: Sequence[Layer], given: dtype_ | None) -> dtype_:
+def common_dtype(layers: Layers, given: dtype_ | None) -> dtype_:
     """Return the data type of all layers.
 
     Raises
@@ -278,8 +415,12 @@ def common_dtype(layers: Sequence[Layer], given: dtype_ | None) -> dtype_:
         If they differ, or none is known.
     """
     found = given
-    for number, layer in enumerate(layers):
-        dtype = layer.dtype
+    last = None
+    for number, driver in enumerate(layers.drivers):
+        if driver is last is not None:
+            continue
+        last = driver
+        dtype = layers.unopened[number].dtype if driver is None else driver.dtype
         if dtype is None or dtype == found:
             continue
         if found is not None:

@@ -39,11 +39,11 @@ from gpustore.drivers._layer_parts import (
 )
 from gpustore.drivers._layers import (
     Layer,
+    Layers,
     LayerSpec,
     check_schema,
     combined_domain,
     combined_units,
-    common_transaction,
     layer_errors,
     open_layers,
 )
@@ -94,7 +94,7 @@ class StackDriver(Unresizable):
 
     Attributes
     ----------
-    layers : tuple of Layer
+    layers : Layers
     dtype : dtype
     domain : IndexDomain
         Domain with explicit bounds.
@@ -106,7 +106,7 @@ class StackDriver(Unresizable):
         Transaction of all layers.
     """
 
-    layers: tuple[Layer, ...]
+    layers: Layers
     dtype: dtype_
     domain: IndexDomain
     dimension_units: tuple[Unit | None, ...]
@@ -126,7 +126,9 @@ class StackDriver(Unresizable):
     @cached_property
     def bounds(self) -> LayerBounds:
         """Bounds of the layers, in columns."""
-        return LayerBounds.of([layer.transform.domain for layer in self.layers], self.domain)
+        low, high = self.layers.bounds
+        shape = len(self.layers), self.domain.rank
+        return LayerBounds(self.domain, low.reshape(shape), high.reshape(shape))
 
     @cached_property
     def backend(self) -> Backend:
@@ -134,11 +136,11 @@ class StackDriver(Unresizable):
         host: Backend = registry.find("backends", "host")
         if self.dtype.array_dtype.hasobject:
             return host
-        for layer in self.layers:
-            backend = layer.driver.backend if layer.driver is not None else _backend_of(layer)
-            if backend is not None and backend.device != host.device:
-                found: Backend = backend
-                return found
+        opened = [driver.backend for driver in self.layers.different if driver is not None]
+        for found in (*opened, *map(_backend_of, self.layers.unopened.values())):
+            if found is not None and found.device != host.device:
+                backend: Backend = found
+                return backend
         return host
 
     @property
@@ -154,7 +156,7 @@ class StackDriver(Unresizable):
     def resources(self) -> Mapping[str, Context.Resource]:
         """Context resources of the stack, and of all layers that are opened by operations."""
         found: dict[str, Context.Resource] = {}
-        for layer in self.layers:
+        for layer in self.layers.unopened.values():
             found.update(layer.resources())
         return {**found, _CONCURRENCY: self.concurrency}
 
@@ -166,8 +168,8 @@ class StackDriver(Unresizable):
 
     def in_transaction(self, transaction: Transaction | None) -> StackDriver:
         """Return the stack with all layers in a transaction, or in none."""
-        layers = tuple([layer.in_transaction(transaction) for layer in self.layers])
-        return replace(self, layers=layers, transaction=transaction)
+        layers = [layer.in_transaction(transaction) for layer in self.layers]
+        return replace(self, layers=Layers.of(layers), transaction=transaction)
 
     def spec(self, *, minimal: bool) -> StackSpec:
         """Return the specs of the layers, with the domain and the units of the stack."""
@@ -207,9 +209,9 @@ class StackDriver(Unresizable):
     @cached_property
     def _affine(self) -> AffineLayers | None:
         """The layers, if all are open and may be read together."""
-        if self.bounds.axis is None or any(layer.driver is None for layer in self.layers):
+        if self.bounds.axis is None or self.layers.unopened:
             return None
-        return AffineLayers.of(open_layers(self.layers, range(len(self.layers)), write=False))
+        return AffineLayers.of_opened(self.layers)
 
     def _read_together(
         self,
@@ -253,7 +255,7 @@ class StackDriver(Unresizable):
         """Read the parts of requests, of one with these boxes, once their layers are open."""
         numbers = [part.layer for request in requests for part in request.parts]
         once = sorted(set(numbers))
-        if all([self.layers[number].driver is not None for number in once]):
+        if self.layers.unopened.keys().isdisjoint(once):
             layers = open_layers(self.layers, once, write=False)
             return read_parts(requests, layers, memory, output, self.backend, self.executor, batch)
         # The thread that opens the layers may have another current stream.
@@ -286,7 +288,7 @@ class StackDriver(Unresizable):
             return WriteFutures(failed(error), failed(error))
         numbers = sorted({part.layer for part in parts})
         write = partial(write_parts, transform, parts, elements, executor=self.executor)
-        if all([self.layers[number].driver is not None for number in numbers]):
+        if self.layers.unopened.keys().isdisjoint(numbers):
             return write(open_layers(self.layers, numbers, write=True))
         opening = self.executor.submit(
             partial(open_layers, self.layers, numbers, write=True), drain=True
@@ -359,7 +361,7 @@ def _backend_of(layer: Layer) -> Backend | None:
 
 
 def stack_driver(
-    layers: Sequence[Layer],
+    layers: Layers,
     context: Context,
     constraints: Schema,
     *,
@@ -377,13 +379,11 @@ def stack_driver(
     check_schema(constraints)
     dtype = constraints.dtype
     assert dtype is not None
-    domain = combined_domain([layer.transform.domain for layer in layers], constraints.domain)
-    units = combined_units(
-        constraints.dimension_units, [layer.units for layer in layers], domain.rank
-    )
+    domain = combined_domain(layers.hull, constraints.domain)
+    units = combined_units(constraints.dimension_units, layers.units, domain.rank)
     resource = context.resource(_CONCURRENCY, concurrency)
-    common = common_transaction(layers)
-    stack = StackDriver(tuple(layers), dtype, domain, units, readable, writable, resource)
+    common = layers.transaction
+    stack = StackDriver(layers, dtype, domain, units, readable, writable, resource)
     return stack if common is None else stack.in_transaction(common)
 
 
@@ -410,10 +410,12 @@ class StackSpec:
 
     @cached_property
     def _domain(self) -> IndexDomain | None:
-        domains = [layer.transform.domain for layer in self.layers if layer.transform is not None]
-        if not domains and self.constraints.domain is None:
+        placed = [
+            Layer(one.transform, None, one) for one in self.layers if one.transform is not None
+        ]
+        if not placed and self.constraints.domain is None:
             return None
-        return combined_domain(domains, self.constraints.domain)
+        return combined_domain(Layers.of(placed).hull, self.constraints.domain)
 
     @property
     def schema(self) -> Schema:
@@ -494,7 +496,7 @@ class StackSpec:
                 context = Context(spec.context, context)
             layers.append(Layer(transform, None, spec, context))
         driver = stack_driver(
-            layers,
+            Layers.of(layers),
             request.context,
             self.constraints,
             readable=request.readable,

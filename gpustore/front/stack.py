@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
-from gpustore.drivers._layers import Layer, LayerSpec, common_dtype, layer_errors
+from gpustore.drivers._layers import Layer, Layers, LayerSpec, common_dtype, layer_errors
 from gpustore.drivers.stack import stack_driver
 from gpustore.errors import MetadataError
 from gpustore.front.spec import Spec
 from gpustore.front.store import TensorStore
-from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
-from gpustore.index_space.bounds import Box
-from gpustore.index_space.domain import make_domain
+from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.interval import MAX_RANK
-from gpustore.index_space.output_map import OutputIndexMaps, array_map, input_map
-from gpustore.index_space.transform import make_transform
 from gpustore.runtime.context import Context
 from gpustore.runtime.transaction import Transaction, check_transaction
 from gpustore.schema import Schema
@@ -117,10 +112,7 @@ def stack(
     if view.rank == MAX_RANK:
         raise MetadataError(f"stack would exceed maximum rank of {MAX_RANK}")
     at = _dimension(axis, view.rank + 1)
-    view.transforms = [
-        _with_dimension(transform, at, number) for number, transform in enumerate(view.transforms)
-    ]
-    return view.made()
+    return view.made(at)
 
 
 def concat(
@@ -161,12 +153,13 @@ def concat(
         axis = operator.index(axis)
     view = _View(layers, "concat", options)
     at = view.dimension_of(axis) if isinstance(axis, str) else _dimension(axis, view.rank)
-    moved = view.transforms[:1]
-    for transform in view.transforms[1:]:
+    given = view.layers
+    moved = [*given.transforms[:1]]
+    for transform in given.transforms[1:]:
         begin = moved[-1].domain.exclusive_max[at]
         origin = [begin if d == at else None for d in range(view.rank)]
         moved.append(transform.translate_to[tuple(origin)])
-    view.transforms = moved
+    view.layers = Layers(moved, given.drivers, given.unopened)
     return view.made()
 
 
@@ -175,9 +168,7 @@ class _View:
 
     Attributes
     ----------
-    layers : list of Layer
-    transforms : list of IndexTransform
-        From the domain of each layer, as it will be in the view, to that of its driver.
+    layers : Layers
     rank : int
         Number of dimensions of the layers.
     """
@@ -197,34 +188,42 @@ class _View:
         self.context = context or Context()
         self.transaction = options.get("transaction")
         self.read, self.write = options.get("read"), options.get("write")
-        self.layers: list[Layer] = []
         given = _listed(layers)
         if not given and name != "overlay":
             raise MetadataError(f"At least one layer must be specified for {name}")
-        for number, one in enumerate(given):
-            if isinstance(one, TensorStore):
-                self.layers.append(Layer(one._transform, one._driver))
-                continue
-            with layer_errors(number):
-                self.layers.append(_unopened(one, self.context))
+        self.layers = self._placed(given)
         self.constraints = _constraints(options)
         self.constraints.set_dtype(common_dtype(self.layers, self.constraints.dtype))
-        self.transforms = [layer.transform for layer in self.layers]
-        domains = [transform.domain for transform in self.transforms]
-        self.rank = domains[0].rank if domains else 0
-        for number, found in enumerate(domains):
+        domains = self.layers.domains
+        self.rank = len(domains[0].labels) if domains else 0
+        different = {len(domain.labels) for domain in domains}
+        for number, found in enumerate(domains if len(different) > 1 else ()):
             if found.rank != self.rank:
                 raise MetadataError(
                     f"Layer {number}: Layer domain {found} of rank {found.rank} does not match "
                     f"layer 0 rank of {self.rank}"
                 )
 
+    def _placed(self, given: Sequence[TensorStore | Spec]) -> Layers:
+        """Return the layers, each with its own domain."""
+        stores = [one for one in given if isinstance(one, TensorStore)]
+        if len(stores) == len(given):
+            return Layers([one._transform for one in stores], [one._driver for one in stores], {})
+        layers = []
+        for number, one in enumerate(given):
+            if isinstance(one, TensorStore):
+                layers.append(Layer(one._transform, one._driver))
+            else:
+                with layer_errors(number):
+                    layers.append(_unopened(one, self.context))
+        return Layers.of(layers)
+
     def dimension_of(self, label: str) -> int:
         """Return the position of a labelled dimension."""
         domain = self.constraints.domain
         labels = [""] * self.rank if domain is None else list(domain.labels)
-        for number, transform in enumerate(self.transforms):
-            for d, found in enumerate(transform.domain.labels):
+        for number, layer in enumerate(self.layers.domains):
+            for d, found in enumerate(layer.labels):
                 if found and labels[d] and found != labels[d]:
                     raise MetadataError(
                         f"Layer {number}: Mismatch in dimension {d}: Dimension labels do not match"
@@ -235,17 +234,16 @@ class _View:
             raise MetadataError(f'Label "{label}" does not match one of {{{names}}}')
         return labels.index(label)
 
-    def made(self) -> TensorStore:
-        """Return the view."""
-        layers = [
-            Layer(transform, *layer[1:])
-            for layer, transform in zip(self.layers, self.transforms, strict=True)
-        ]
+    def made(self, axis: int | None = None) -> TensorStore:
+        """Return the view, of layers that follow one another along a new dimension `axis`."""
+        layers = self.layers
+        layers.axis = axis
         if layers:
-            self.constraints.set_rank(self.transforms[0].input_rank, "rank")
+            self.constraints.set_rank(self.rank + (axis is not None), "rank")
         # Layers that operations open allow whatever these ask for.
-        can_read = any(layer.driver is None or layer.driver.readable for layer in layers)
-        can_write = any(layer.driver is None or layer.driver.writable for layer in layers)
+        drivers = layers.different
+        can_read = any(driver is None or driver.readable for driver in drivers)
+        can_write = any(driver is None or driver.writable for driver in drivers)
         if not (can_read or can_write):
             can_read = can_write = True
         for wanted, can, name in ((self.read, can_read, "Read"), (self.write, can_write, "Write")):
@@ -266,7 +264,8 @@ def _listed(layers: Iterable[TensorStore | Spec]) -> Sequence[TensorStore | Spec
     if isinstance(layers, TensorStore | Spec):
         raise TypeError(f"layers: expected a sequence of stores, but received: {layers!r:.200}")
     listed = list(layers)
-    for number, one in enumerate(listed):
+    is_store = {kind: issubclass(kind, TensorStore | Spec) for kind in set(map(type, listed))}
+    for number, one in enumerate(listed if not all(is_store.values()) else ()):
         if not isinstance(one, TensorStore | Spec):
             raise TypeError(
                 f"Layer {number}: expected a TensorStore or a Spec, but received: {one!r:.200}"
@@ -299,33 +298,3 @@ def _dimension(index: int, rank: int) -> int:
     if not -rank <= index < rank:
         raise MetadataError(f"Dimension index {index} is outside valid range [-{rank}, {rank})")
     return index % rank
-
-
-def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTransform:
-    """Return the transform with a new input dimension, of which only `index` is in the domain."""
-    domain = transform.domain
-    low, high, implicit_lower, implicit_upper = domain.box
-    grown = Box(
-        (*low[:at], index, *low[at:]),
-        (*high[:at], index + 1, *high[at:]),
-        _inserted(implicit_lower, at, False),
-        _inserted(implicit_upper, at, False),
-    )
-    labels = _inserted(domain.labels, at, "")
-    maps: list[OutputIndexMap] = []
-    for map_ in transform.output:
-        d, array, stride = map_.input_dimension, map_.index_array, map_.stride
-        if d is not None and stride is not None:
-            maps.append(input_map(map_.offset, stride, d + (d >= at)))
-        elif array is not None and stride is not None:
-            shape = (*array.shape[:at], 1, *array.shape[at:])
-            maps.append(array_map(map_.offset, stride, array.reshape(shape), map_.bounds))
-        else:
-            maps.append(map_)
-    return make_transform(make_domain(grown, labels), OutputIndexMaps(maps))
-
-
-@lru_cache(maxsize=64)
-def _inserted(column: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
-    """Return what most layers of a stack have in common, with one value more."""
-    return (*column[:at], value, *column[at:])

@@ -103,14 +103,6 @@ class LayerBounds:
     low: Integers
     high: Integers
 
-    @classmethod
-    def of(cls, domains: Sequence[IndexDomain], whole: IndexDomain) -> LayerBounds:
-        """Return the bounds of the layers with these domains."""
-        shape = len(domains), whole.rank
-        low = np.array([domain.inclusive_min for domain in domains], np.int64, order="F")
-        high = np.array([domain.exclusive_max for domain in domains], np.int64, order="F")
-        return cls(whole, low.reshape(shape), high.reshape(shape))
-
     @cached_property
     def axis(self) -> int | None:
         """Dimension along which each layer begins behind the one before it; None without one."""
