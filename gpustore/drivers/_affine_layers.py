@@ -253,9 +253,11 @@ class AffineLayers:
         """
         index, first, along = self.places(transform, boxes)
         extents = boxes.stop - boxes.start
-        places, group = np.unique(
-            np.concatenate([first, extents], axis=1), axis=0, return_inverse=True
-        )
+        places = np.concatenate([first, extents], axis=1)
+        if (places == places[0]).all():
+            places, group = places[:1], np.zeros(len(places), np.int64)
+        else:
+            places, group = np.unique(places, axis=0, return_inverse=True)
         if len(places) > _MOST_PLACES:
             return None
         origin = np.array(transform.domain.inclusive_min, np.int64)

@@ -26,7 +26,7 @@ from gpustore.backends.base import Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
-from gpustore.drivers._affine_layers import FEWEST, AffineLayers
+from gpustore.drivers._affine_layers import AffineLayers
 from gpustore.drivers._cells import crop_transforms
 from gpustore.drivers._layer_parts import (
     Request,
@@ -195,7 +195,7 @@ class StackDriver(Unresizable):
                     return failed(MetadataError(f"Layer {part.layer}: Read mode not supported"))
                 return driver.read(layer.transform[part_transform(transform, part)], output, batch)
         memory = output.memory(self.backend, transform.domain.shape, self.dtype.array_dtype)
-        if boxes is not None and len(boxes.layer) >= FEWEST and self._affine is not None:
+        if boxes is not None and len(boxes.layer) >= 2 and self._affine is not None:
             together = self._read_together(self._affine, transform, boxes, memory, output, batch)
             if together is not None:
                 return together

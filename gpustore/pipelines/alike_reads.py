@@ -8,6 +8,7 @@ that is filled.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +24,8 @@ from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
-from gpustore.pipelines.read import sink_of
-from gpustore.pipelines.strided_reads import NATIVE_ROW_S
+from gpustore.pipelines.read import LAST, sink_of
+from gpustore.pipelines.strided_reads import NATIVE_ROW_S, SMALL_ROWS, SMALL_S
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import WINDOW_ROWS, ChunkPlan, check_row_count
 from gpustore.planning.row_table import RowTable
@@ -178,14 +179,26 @@ def read_alike(
 
     rows = sum([len(plan) for _, plan in plans])
     if first.native is not None:
+        seconds = sum([len(plan) * array.chain.decode_s for array, plan in plans])
+        is_small = rows <= SMALL_ROWS and seconds <= SMALL_S and not LAST.waits()
         works = [
             work
             for number, (array, plan) in enumerate(plans)
             for work in _host_tasks(
-                array, plan, lambda: arrays.directory, memory, partial(leave, number)
+                array, plan, lambda: arrays.directory, memory, partial(leave, number), is_small
             )
         ]
         STATISTICS.add(reads=1, chunks_planned=rows)
+        if is_small:
+
+            def run() -> Any:
+                for work in works:
+                    work()
+                return finish()
+
+            future = Future.deferred(run, first.executor)
+            LAST.read = weakref.ref(future)
+            return future
         return first.executor.run_all(works, finish, helped=first.is_helped)
     sink = sink_of(first, plans, [memory])
     tasks: list[Callable[[], None]] = []
@@ -204,11 +217,14 @@ def _host_tasks(
     directory: Callable[[], KeyDirectory],
     memory: HostMemory,
     leave: Callable[[RowTable, Sequence[int]], None],
+    is_small: bool,
 ) -> list[Callable[[], None]]:
+    """Make the tasks of one plan: one, if the thread that asks for the read does it all."""
     native = array.native
     assert native is not None
     seconds = len(plan) * (array.chain.decode_s + NATIVE_ROW_S)
-    threads = max(1, min(array.executor.limit, len(plan), int(seconds / SPLIT_S)))
+    most = 1 if is_small else min(array.executor.limit, len(plan))
+    threads = max(1, min(most, int(seconds / SPLIT_S)))
     strides = [plan.src_stride], [plan.dst_stride]
     tables = plan.tables(1, array.unit_rows)
     reading = NativeRead(native, tables, strides, [memory], directory, threads, leave)

@@ -129,11 +129,11 @@ def read(
     if output.stream is None and array.store.is_local and rows <= SMALL_ROWS:
         seconds = sum([_seconds(one, plan) for one, plan in plans])
         tiny = rows <= TINY_ROWS and seconds <= TINY_S
-        if tiny or (seconds <= SMALL_S and not _LAST.waits()):
+        if tiny or (seconds <= SMALL_S and not LAST.waits()):
             sink = sink_of(array, plans, [memory], resident)
             future = sink.defer(array.executor, lambda: tasks(sink, 1), lambda: result)
             if not tiny:
-                _LAST.read = weakref.ref(future)
+                LAST.read = weakref.ref(future)
             return future
 
     def begin() -> Future[Any]:
@@ -216,7 +216,7 @@ class _LastRead(threading.local):
         return read is not None and read.is_deferred
 
 
-_LAST = _LastRead()
+LAST = _LastRead()
 
 
 def _seconds(array: ChunkedArray, plan: ChunkPlan) -> float:
