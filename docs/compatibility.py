@@ -70,11 +70,11 @@ DEVICES = """\
 
 Present: cpu; cuda (tested on an emulated device, never run on a GPU).
 
-Plain images of the drivers `jpeg` and `tiff`, and chunks of one channel of Neuroglancer precomputed
-volumes in JPEG, are decoded on a GPU by nvImageCodec where it is installed (extras `image13` and
-`image12`). The elements of JPEG may be rounded in another way than on the host, which has
-TensorStore's; `gpu_decode_choice: "host"` gives these. All other images are decoded by the host and
-then copied; `host_fallbacks` of the statistics counts them. [A page](gpu.md#images) lists them.
+Plain images of the drivers `jpeg` and `tiff` (not LZW), and chunks of one channel of Neuroglancer
+precomputed volumes in JPEG, are decoded on a GPU by nvImageCodec where it is installed (extras
+`image13` and `image12`). The elements of JPEG may be rounded in another way than on the host, which
+has TensorStore's; `gpu_decode_choice: "host"` gives these. All other images are decoded by the host
+and then copied; `host_fallbacks` of the statistics counts them. [A page](gpu.md#images) lists them.
 """
 
 TITLES = {"tensorstore": "TensorStore", "zarr": "zarr-python", "zarrs": "zarrs"}

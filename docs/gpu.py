@@ -88,14 +88,15 @@ NumPy arrays on every device, and each decoded chunk counts as a host fallback.
 IMAGES = """\
 ## Images
 
-nvImageCodec decodes plain images of gray and RGB. Everything else is the host's and counted:
-images with a palette or alpha, JPEG that is progressive, of several scans or with colours that are
-not transformed, TIFF of another compression than LZW and deflate or of another order than rows from
-top to bottom, JPEG with bytes behind its end. The host reads each header first, and compares the
-size with that of the opened image; a file that the GPU does not decode it decodes again, or says
-what is wrong. Lossless images have the same elements everywhere. **Elements of JPEG may differ by a
-few units** from those of the host, which has TensorStore's: decoders may round its transform and
-its colours in several ways. `gpu_decode_choice: "host"` gives the host's.
+nvImageCodec decodes plain images of gray and RGB. Everything else is the host's and counted: images
+with a palette or alpha, JPEG that is progressive, of several scans or with colours that are not
+transformed, JPEG with bytes behind its end, TIFF with a compression other than deflate in strips
+(LZW, tiles), whose checksums the GPU compares, or in another order than rows from top to bottom.
+The host reads each header first, and compares the size with that of the opened image; a file that
+the GPU does not decode it decodes again, or says what is wrong. Lossless images have the same
+elements everywhere. **Elements of JPEG may differ by a few units** from those of the host, which
+has TensorStore's: decoders may round its transform and its colours in several ways.
+`gpu_decode_choice: "host"` gives the host's.
 
 | images | without nvImageCodec | with it |
 | --- | --- | --- |

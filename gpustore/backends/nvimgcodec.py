@@ -121,7 +121,8 @@ class Library:
             stream = self._code_stream(np.frombuffer(encoded, np.uint8))
             if page or stream.num_images > 1:
                 stream = stream.get_sub_code_stream(image_idx=page)
+            found = stream.height, stream.width, stream.num_channels  # Which reads the header.
+            is_expected = found == shape and stream.dtype == np.uint8
         except (RuntimeError, ValueError):
             return None
-        found = stream.height, stream.width, stream.num_channels
-        return stream if found == shape and stream.dtype == np.uint8 else None
+        return stream if is_expected else None

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpustore.codec_chain import png_of_16_bits
 from gpustore.codec_chain.base import BytesCodec
-from gpustore.codec_chain.device_images import decode_images, odd_reason
+from gpustore.codec_chain.device_images import PlainImage, decode_images, plain_image
 from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Device
 from gpustore.errors import CorruptChunkError, UnsupportedError
@@ -205,9 +205,9 @@ class ImageChunk(BytesCodec):
         del decoded_max, exact  # The shape says it.
         decode_images(commands, device, self.name, self._header)
 
-    def _header(self, encoded: Buffer) -> tuple[int, int, int] | str:
-        """Return the shape of an image that a device may decode, or why it may not."""
+    def _header(self, encoded: Buffer) -> PlainImage | str:
+        """Return what a device has to know of an image, or why the host decodes it."""
         with open_image(encoded, self.name) as image:
             if image.width * image.height != math.prod(self.shape) or image.mode != self._mode:
                 return f"{self.name}: another shape"
-            return odd_reason(image, encoded, self.name) or (image.height, image.width, 1)
+            return plain_image(image, encoded, self.name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpustore.codec_chain.base import BytesCodec, deliver
-from gpustore.codec_chain.device_images import CHANNELS, decode_images, odd_reason
+from gpustore.codec_chain.device_images import CHANNELS, PlainImage, decode_images, plain_image
 from gpustore.codec_chain.image_chunk import DAMAGE, damaged, open_image
 from gpustore.device.command_list import CommandList
 from gpustore.device.image_decoders import FORMATS
@@ -140,9 +140,9 @@ class ImageFile(BytesCodec):
         del decoded_max, exact  # The shape says it.
         decode_images(commands, device, self.name, self._header, self.page or 0)
 
-    def _header(self, encoded: Buffer) -> tuple[int, int, int] | str:
-        """Return the shape of a file that a device may decode, or why it may not."""
+    def _header(self, encoded: Buffer) -> PlainImage | str:
+        """Return what a device has to know of a file, or why the host decodes it."""
         with _opened(encoded, self.name, self.page) as image:
             if _shape(image, self.name) != self.shape:
                 return f"{self.name}: another shape"
-            return odd_reason(image, encoded, self.name) or self.shape
+            return plain_image(image, encoded, self.name)

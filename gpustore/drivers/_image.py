@@ -5,7 +5,7 @@ JSON example::
     {"driver": "tiff", "kvstore": "file:///data/scan.tif", "page": 2}
 
 An image is one chunk without metadata of its own, so that the pipelines of chunked arrays read it,
-into devices too: a library of the device decodes plain JPEG and TIFF there, the host all others.
+into devices too: a library of the device decodes plain JPEG and TIFF there, the host the others.
 Images are not written, as in TensorStore. ``page`` is a member of TIFF only.
 
 Source: TensorStore's ``driver/image``.

@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import gpustore
@@ -18,10 +20,18 @@ from gpustore.device.image_batch import ImageBatch
 from gpustore.device.image_decoders import FORMATS, IMAGES, pixels
 from gpustore.errors import DeviceError
 from tests.backends.cuda.wheels import skip
-from tests.codec_chain.test_device_images import GRAY, ON_DEVICE, PLAIN, check, encoded, spec_of
+from tests.codec_chain.test_device_images import (
+    GRAY,
+    ON_DEVICE,
+    PLAIN,
+    check,
+    check_damaged,
+    encoded,
+    spec_of,
+)
 from tests.emulator.images import HostLibrary
 from tests.kernels.execution import needs_compiler
-from tests.matrix import each
+from tests.matrix import each, share
 from tests.on_device import emulated
 
 
@@ -84,6 +94,21 @@ def test_reads_into_a_device_take_their_elements_from_it(name, tmp_path, library
         _, explanation = check(device, spec_of(tmp_path, *PLAIN[name]), ON_DEVICE)
         assert explanation.library == library.name
         assert library.name.startswith(nvimgcodec.IMAGE_LIBRARY)
+
+
+@needs_compiler
+@settings(max_examples=share(200), deadline=None, derandomize=True)
+@given(data=st.data())
+def test_damaged_files_have_the_outcome_of_the_host(data, tmp_path_factory, library):
+    """nvImageCodec takes a wrong bit of LZW and deflate for none: checksums are compared."""
+    check_damaged(data, tmp_path_factory.mktemp("damaged"), images=lambda: library)
+
+
+@each("cut", [9, 20, 30])
+def test_headers_that_it_does_not_read_are_left_to_the_host(cut, library):
+    value = PLAIN["tiff"][1]
+    damaged = value[:cut] + bytes(20) + value[cut + 20 :]
+    assert library.decode(batch("tiff", [damaged], [(*GRAY.shape[:2], 3)]), 0) == [None]
 
 
 _KINDS = """
