@@ -31,8 +31,9 @@ NVCOMP = {"first": ">=6,<7", "nvcomp5": "==5.2.*"}
 def lots(cuda=13):
     """Requirements by lot.
 
-    ``first`` has what gpustore and its tests need, ``second`` whom it is compared with, ``nvcomp5``
-    the other major version of nvcomp's library, for a folder of its own in front of the first's.
+    ``first`` has what gpustore and its tests need, ``second`` whom it is compared with, ``images``
+    what decodes images, ``nvcomp5`` the other major version of nvcomp's library, for a folder of
+    its own in front of the first's; nvTIFF needs that one.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -53,7 +54,11 @@ def lots(cuda=13):
         f"libkvikio-cu{cuda}",
         "rapids-logger",
     ]
-    return {"first": first, "second": second, "nvcomp5": [f"{library}{NVCOMP['nvcomp5']}"]}
+    images = [*of(f"image{cuda}", f"nvidia-nvimgcodec-cu{cuda}"), *extras["image"]]
+    images += ["nvidia-nvjpeg" if cuda > 12 else f"nvidia-nvjpeg-cu{cuda}"]
+    images += [f"nvidia-nvtiff-cu{cuda}>=0.8"]
+    nvcomp5 = [f"{library}{NVCOMP['nvcomp5']}"]
+    return {"first": first, "second": second, "images": images, "nvcomp5": nvcomp5}
 
 
 def download(requirements, folder, python):

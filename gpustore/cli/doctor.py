@@ -201,6 +201,8 @@ def _device() -> Iterator[Finding]:
         try:
             store = _round_trip(Path(folder), "cuda")
             explanation = store.explain().to_json()
+            has_images = _found("nvImageCodec") and _version("pillow")
+            images = list(_images(Path(folder), "cuda")) if has_images else []
         except (gpustore.GpustoreError, OSError, ImportError, RuntimeError) as error:
             yield Finding("GPU", "bad", f"It cannot be used: {error}")
             return
@@ -209,6 +211,7 @@ def _device() -> Iterator[Finding]:
         yield Finding("decoders", "ok", f"{explanation['library']} decodes on the GPU.")
     if explanation["shortcoming"]:
         yield Finding("decoders", "bad", f"{explanation['shortcoming']}.")
+    yield from images
     if explanation["direct_reason"]:
         yield Finding("direct reads", "absent", f"Not in use: {explanation['direct_reason']}.")
 
@@ -236,6 +239,23 @@ def _round_trip(folder: Path, device: str) -> gpustore.TensorStore:
     if not np.array_equal(written, elements):
         raise gpustore.DeviceError("what was read is not what was written")
     return store
+
+
+def _images(folder: Path, device: str) -> Iterator[Finding]:
+    """Read an image of each format that a library decodes on a device."""
+    from PIL import Image
+
+    for name, options in (("jpeg", {}), ("tiff", {"compression": "tiff_adobe_deflate"})):
+        path = folder / f"image.{name}"
+        Image.fromarray(np.full((32, 32, 3), 90, np.uint8)).save(path, name, **options)
+        store = gpustore.open(path, device=device).result()
+        store.read().result()
+        explanation = store.explain().to_json()
+        if explanation["shortcoming"]:
+            yield Finding("images", "bad", f"{explanation['shortcoming']}.")
+        else:
+            text = f"{explanation['library']} decodes {name} on the GPU."
+            yield Finding("images", "ok", text)
 
 
 def _extra(name: str) -> Finding:

@@ -327,6 +327,10 @@ def test_wheels_are_those_of_the_project():
     }  # fmt: skip
     assert names["second"] >= {"tensorstore", "zarrs", "zarr", "donfig", "kvikio-cu13"}
     assert names["nvcomp5"] == {"nvidia-libnvcomp-cu13"}
+    assert names["images"] == {
+        *("nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "nvidia-nvtiff-cu13", "pillow"),
+    }
+    assert "nvidia-nvjpeg-cu12" in {wheels._name(r) for r in wheels.lots(12)["images"]}
     assert {int(version.strip(">=")[0]) for version in wheels.NVCOMP.values()} == {*abi.ROWS}
     assert "kvikio-cu12" in {wheels._name(r) for r in wheels.lots(12)["second"]}
     assert "/.wheels/" in (ROOT / ".gitignore").read_text().splitlines()

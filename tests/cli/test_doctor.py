@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpustore.cli import doctor
+from gpustore.errors import DeviceWarning
 from tests.on_device import emulated
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,25 @@ def test_a_device_is_tried(tmp_path):
         assert store.device.startswith(device.name)
         assert store.explain().library == "emulated library"
         del store
+
+
+def test_images_are_tried(tmp_path):
+    with emulated() as device:
+        texts = [(one.state, one.text) for one in doctor._images(tmp_path, device.name)]
+    assert texts == [
+        ("ok", "emulated images decodes jpeg on the GPU."),
+        ("ok", "emulated images decodes tiff on the GPU."),
+    ]
+
+
+def test_a_library_of_images_that_fails_is_said(tmp_path):
+    with emulated() as device:
+        device.test_faults.images = {(0, 0)}
+        with pytest.warns(DeviceWarning, match="does not decode an image of"):
+            findings = [*doctor._images(tmp_path, device.name)]
+    assert [one.state for one in findings] == ["bad", "bad"]
+    for name, one in zip(("jpeg", "tiff"), findings, strict=True):
+        assert one.text.endswith(f"the host decodes images of {name}.")
 
 
 def test_extras_are_those_of_the_package():

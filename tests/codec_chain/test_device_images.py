@@ -436,6 +436,7 @@ def test_chunks_of_precomputed_volumes_are_decoded_on_the_device(
         future = store.read()
         assert np.array_equal(on_host(device, future.result()), expected)
         assert counts_of(future, *SIDES) == sides
+        assert device.counts["decode_images"] == (sides[0] > 0)  # One call for all chunks.
         assert np.array_equal(
             on_host(device, store[3:9, 5:, ::5].read().result()), expected[3:9, 5:, ::5]
         )

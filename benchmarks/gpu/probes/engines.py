@@ -32,6 +32,9 @@ def run(findings, target, variant):
     findings.note("engine", state.engine)
     findings.note("shortcoming", state.shortcoming)
     findings.note("missing", dict(state.missing))
+    for name in ("jpeg", "tiff"):
+        found = target.device.image_decoder(name)
+        findings.note(f"images, {name}", found.shortcoming or found.engine)
     for codec in CODECS:
         if target.device.codec(codec) is None:
             findings.note(codec, {"missing": state.missing.get(codec, "not known")})
