@@ -270,20 +270,21 @@ def _window(channel: Channel, plane: np.ndarray[Any, Any]) -> tuple[float, float
     return dark, bright
 
 
-def _colors_of(label: Image) -> dict[int, Sequence[int]]:
-    """Return the colours that a label image states."""
+def _colors_of(label: Image) -> dict[float, Sequence[int]]:
+    """Return the colours that a label image states; those that are damaged are left out."""
     attributes = label.group.attrs
     stated = attributes.get("ome", attributes).get("image-label", {})
     colors = stated.get("colors") if isinstance(stated, Mapping) else None
-    found: dict[int, Sequence[int]] = {}
+    found: dict[float, Sequence[int]] = {}
     for one in colors if isinstance(colors, list) else ():
-        rgba = one.get("rgba") if isinstance(one, Mapping) else None
-        if isinstance(rgba, list) and len(rgba) == 4 and "label-value" in one:
-            found[int(one["label-value"])] = rgba[:3]
+        match one:
+            case {"label-value": int() | float() as value, "rgba": [*rgba]} if len(rgba) == 4:
+                if all(type(part) is int and 0 <= part < 256 for part in rgba):
+                    found[value] = rgba[:3]
     return found
 
 
-def _coloured(elements: np.ndarray[Any, Any], colors: Mapping[int, Sequence[int]]) -> Pixels:
+def _coloured(elements: np.ndarray[Any, Any], colors: Mapping[float, Sequence[int]]) -> Pixels:
     """Return labels in their colours: those stated, or hues far from those of labels near by."""
     values, places = np.unique(elements, return_inverse=True)
     hue = 6 * ((values.astype(np.float64) * _GOLDEN) % 1)[:, None]

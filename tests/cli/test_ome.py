@@ -246,3 +246,31 @@ def test_a_plate_says_what_can_be_viewed(gpustore_command, tmp_path):
     ome.create_plate(tmp_path / "p", rows="A", columns="1")
     _, _, err = gpustore_command("view", tmp_path / "p", "--png", tmp_path / "a.png")
     assert "is a plate: name a field of it" in err
+
+
+@each(
+    "color",
+    [
+        {"label-value": "a", "rgba": [1, 2, 3, 4]},
+        {"label-value": None, "rgba": [1, 2, 3, 4]},
+        {"label-value": [1], "rgba": [1, 2, 3, 4]},
+        {"label-value": 1, "rgba": ["x", 2, 3, 4]},
+        {"label-value": 1, "rgba": [None, 2, 3, 4]},
+        {"label-value": 1, "rgba": [4000, 2, 3, 4]},
+        {"rgba": [1, 2, 3, 4]},
+    ],
+)
+def test_colours_of_labels_that_are_damaged_are_left_out(gpustore_command, cells, tmp_path, color):
+    image = pytest.importorskip("PIL.Image")
+    path = cells / "labels" / "nuclei"
+    ome.open(path).write(np.ones((3, 400, 600), "uint32"))
+    pictures = []
+    for colors in ([], [color]):
+        group = gpustore.open_group(path, write=True).result()
+        attributes = group.attrs.asdict()
+        attributes["ome"]["image-label"]["colors"] = colors
+        group.attrs.update(attributes).result()
+        code, _, err = gpustore_command("view", path, "--png", tmp_path / "a.png", "--size", 30)
+        assert (code, err) == (0, "")
+        pictures.append(np.asarray(image.open(tmp_path / "a.png")))
+    assert np.array_equal(*pictures)
