@@ -63,6 +63,24 @@ def test_layers_of_napari(image):
     assert labels[0].shape == (8, 64, 64)
 
 
+def test_arrays_of_dask_are_written(tmp_path):
+    array = pytest.importorskip("dask.array")
+    lazy = array.from_array(VALUES, chunks=(1, 3, 50, 20)) + 1
+    image = ome.write(tmp_path / "a.zarr", lazy, axes="czyx", levels=3, chunks=(1, 8, 32, 32))
+    assert np.array_equal(image.level(0).read().result(), VALUES + 1)
+    half = gpustore.downsample(gpustore.array(VALUES + 1), [1, 2, 2, 2], "mean")
+    assert np.array_equal(image.level(1).read().result(), half.read().result())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
+def test_tensors_of_torch_are_written(dtype, tmp_path):
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy((VALUES >> 8).astype("uint8")).to(getattr(torch, dtype))
+    image = ome.write(tmp_path / "a.zarr", tensor, axes="czyx", scale=(2, 0.5, 0.5), units="um")
+    assert image.level(0).dtype.name == dtype
+    assert np.array_equal(image.level(0).read().result(), VALUES >> 8)
+
+
 def check(image, version):
     assert image.version == version
     assert image.axes == ("c", "z", "y", "x")
