@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from gpustore.errors import MetadataError, NotFoundError, prefixing
 from gpustore.kvstores.json_file import JsonFile
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed
 from gpustore.strict_json.parsing import (
+    InvalidJsonError,
     JsonValue,
+    check_depth,
     dump,
     expect_object,
     from_python,
     in_member,
     quote,
 )
+
+_MAX_DEPTH: Final = 60
+"""Nesting of attributes: consolidated metadata have them four levels deep, of 64 that are read."""
 
 
 class Attributes(Mapping[str, JsonValue]):
@@ -265,5 +270,9 @@ def json_attributes(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     if not isinstance(values, Mapping):
         raise TypeError(f"Invalid attributes: expected a mapping, got {values!r:.200}")
     given = expect_object(from_python(dict(values)))
-    dump(given)  # Raises MetadataError, also for NaN, which other readers may reject.
+    written = dump(given)  # Raises MetadataError, also for NaN, which other readers may reject.
+    try:
+        check_depth(written, _MAX_DEPTH)
+    except InvalidJsonError as error:
+        raise MetadataError(f"Invalid attributes: {error}") from None
     return given

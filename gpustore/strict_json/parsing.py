@@ -114,7 +114,7 @@ def _parse(
         document = data.decode()
     except UnicodeDecodeError as error:
         raise InvalidJsonError(f"not UTF-8 at byte {error.start}") from None
-    _check_depth(data, max_depth)
+    check_depth(data, max_depth)
     decoder = _LENIENT if non_finite else _DECODER
     if non_finite and is_long:
         decoder = _LONG
@@ -162,7 +162,8 @@ _STEPS = bytes(1 if c in b"[{" else 255 if c in b"]}" else 0 for c in range(256)
 _NO_STEP = bytes(c for c in range(256) if c not in b'[]{}"')
 
 
-def _check_depth(data: bytes, max_depth: int) -> None:
+def check_depth(data: bytes, max_depth: int) -> None:
+    """Raise InvalidJsonError if arrays and objects are nested deeper."""
     if data.count(b"[") + data.count(b"{") <= max_depth:
         return
     if b"\\" in data:

@@ -778,3 +778,29 @@ def test_what_are_no_names_of_dimensions_stays_an_attribute(names):
     attributes = {"_ARRAY_DIMENSIONS": names}
     store = group.create_array("a", dtype="uint8", shape=[2, 2], attributes=attributes).result()
     assert dict(store.attrs) == attributes
+
+
+def nested(depth):
+    return {"n": nested(depth - 1)} if depth else {}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_attributes_that_could_not_be_read_again_are_refused(zarr_format):
+    context = gpustore.Context()
+    group = gpustore.open_group(
+        "memory://deep/", create=True, zarr_format=zarr_format, context=context
+    ).result()
+    deepest = nested(59)
+    group.attrs.put(deepest).result()
+    group.create_group("inner", attributes=deepest).result()
+    group.consolidate().result()
+    assert gpustore.open_group("memory://deep/", context=context).result().attrs == deepest
+    text = "Invalid attributes: values nested 61 deep, the limit is 60"
+    for change in (
+        lambda: group.attrs.put(nested(60)),
+        lambda: group.attrs.change(lambda stored: nested(60)),
+        lambda: group.create_group("other", attributes=nested(60)),
+    ):
+        with pytest.raises(gpustore.MetadataError, match=text):
+            change().result()
+    assert gpustore.open_group("memory://deep/", context=context).result().attrs == deepest
