@@ -10,6 +10,8 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gpustore.codec_chain.device_segments import EncodedValues
 from gpustore.codec_chain.device_streams import cannot
 from gpustore.device.command_list import CommandList
@@ -278,5 +280,6 @@ def deliver(decoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview |
     if out is None:
         return decoded
     nbytes = decoded_max if exact else len(decoded)
-    out[:nbytes] = decoded
+    # NumPy lets other threads run meanwhile: one may wait for Ctrl-C.
+    np.frombuffer(out, np.uint8)[:nbytes] = np.frombuffer(decoded, np.uint8)
     return out[:nbytes]
