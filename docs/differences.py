@@ -324,6 +324,21 @@ def name_of_numpy(api: ModuleType, folder: Path) -> object:
     return api.dtype("datetime64[s]").name
 
 
+def atomic_shards_in_memory(api: ModuleType, folder: Path) -> object:
+    del folder
+    sharding = {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "hash": "identity",
+        **{"preshift_bits": 0, "minishard_bits": 0, "shard_bits": 1},
+    }
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": "memory://a/", "metadata": sharding}
+    store = api.KvStore.open(spec).result()
+    with api.Transaction(atomic=True) as transaction:
+        for number in range(2):
+            store.with_transaction(transaction)[number.to_bytes(8, "big")] = b"1"
+    return "commits"
+
+
 def illegal_staged_key(api: ModuleType, folder: Path) -> object:
     transaction = api.Transaction()
     store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
@@ -460,6 +475,11 @@ DIFFERENCES = (
     ),
     Difference("iteration over a store", iterated, "as over NumPy's arrays"),
     Difference("data types of NumPy and Zarr", name_of_numpy, "arrays of them are stored"),
+    Difference(
+        "atomic transaction over two shards of Neuroglancer in memory",
+        atomic_shards_in_memory,
+        "a transaction is atomic over the values of one shard, in any kvstore",
+    ),
     Difference(
         "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"
     ),

@@ -69,6 +69,7 @@ _SCHEMES = {
     ("kvstores", "gcs"): "",
     ("kvstores", "https"): "http",
     ("kvstores", "kvstack"): "",
+    ("kvstores", "neuroglancer_uint64_sharded"): "",
     ("drivers", "array"): "",
     ("drivers", "downsample"): "",
     ("drivers", "stack"): "",

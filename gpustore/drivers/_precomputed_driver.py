@@ -12,6 +12,7 @@ from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
+from gpustore.kvstores.neuroglancer_uint64_sharded.shards import Uint64Shards
 from gpustore.kvstores.transaction import TransactedKvStore
 from gpustore.pipelines.staged_writes import LayerStage
 from gpustore.planning.stored_chunks import StoredChunks
@@ -20,7 +21,6 @@ from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.future import Future
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.sharding.staged_shards import ShardStage
-from gpustore.sharding.uint64_shards import Uint64Shards
 
 if TYPE_CHECKING:
     from gpustore.explain.explanation import Explanation

@@ -24,9 +24,9 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.kvstores.columns import ABSENT
+from gpustore.kvstores.neuroglancer_uint64_sharded.shards import Uint64Shards
 from gpustore.metadata.precomputed import PrecomputedConstraints, PrecomputedMetadata
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.sharding.uint64_shards import Uint64Shards
 
 _ATTEMPTS = 10
 

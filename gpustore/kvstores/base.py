@@ -423,6 +423,10 @@ class KvStoreDriver(abc.ABC):
     def check_key(self, key: str) -> None:
         """Raise InvalidKeyError unless `key` is legal here. No I/O."""
 
+    def unit(self, key: str) -> str:
+        """Return the unit that holds the value of a key: a batch changes all its keys at once."""
+        return key
+
     @property
     def identity(self) -> Hashable:
         """Hashable value, equal for drivers in which a key names the same value; used by caches."""

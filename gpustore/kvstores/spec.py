@@ -60,7 +60,6 @@ def append_component(path: str, component: str) -> str:
 
 ABSENT: Final = {
     "gcs_grpc": '"gcs" reads and writes the same buckets by JSON over HTTP',
-    "neuroglancer_uint64_sharded": '"neuroglancer_precomputed" reads and writes such shards',
     "tsgrpc_kvstore": "no server is needed for what several processes share",
     "zarr3_sharding_indexed": '"zarr3" reads and writes such shards',
 }

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from gpustore.kvstores.neuroglancer_uint64_sharded.shards import Place, Uint64Shards
 from gpustore.kvstores.transaction import TransactedKvStore
 from gpustore.kvstores.transaction.staged_value import Laid, Overlayer, lay_over, merged_by
 from gpustore.runtime.buffer import Buffer
-from gpustore.sharding.uint64_shards import Place, Uint64Shards
 
 
 class ShardLayer(NamedTuple):

@@ -278,7 +278,8 @@ class TransactedKvStore(KvStoreDriver):
     def _claim(self, key: str) -> None:
         if not self.stage.atomic:
             return
-        owner = self.stage if self._plain.writes_together else (self.stage, key)
+        together = self._plain.writes_together
+        owner = self.stage if together else (self.stage, self._plain.unit(key))
         self.transaction._claim_for(owner, self.describe(key))
 
 

@@ -252,6 +252,8 @@ class Stage:
 
         def tasks(keys: list[str]) -> list[Callable[[], None]]:
             size = max(1, min(_BATCH_KEYS, -(-len(keys) // executor.limit)))
+            if self.base.write_nbytes:
+                size = max(1, len(keys))  # Each batch has a high cost.
             parts = [keys[at : at + size] for at in range(0, len(keys), size)]
             return [partial(self._commit_keys, part) for part in parts]
 

@@ -1,9 +1,10 @@
 """Chunks in the shards of a Neuroglancer precomputed scale, as a kvstore over that of the volume.
 
-The key of a chunk ends in its number. A hash of the number (without its lowest bits) says which
-shard and which minishard of it have the chunk. A shard begins with the place of the index of each
-minishard: start and end, uint64, counted from the end of these. An index has three rows of uint64:
-numbers of chunks, gaps before them and their lengths, the first two as differences.
+The key of a chunk ends in its number; ``<number>-<n>`` is the key of the `n` bytes before it. A
+hash of the number (without its lowest bits) says which shard and which minishard of it have the
+chunk. A shard begins with the place of the index of each minishard: start and end, uint64, counted
+from the end of these. An index has three rows of uint64: numbers of chunks, gaps before them and
+their lengths, the first two as differences.
 
 Reads fetch the places, the indices and the chunks, each for all keys at once; indices are
 remembered together with the generation of their shard. A write makes a shard anew, on condition
@@ -26,7 +27,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.errors import ConflictError, CorruptChunkError, GpustoreError
+from gpustore.errors import (
+    ConflictError,
+    CorruptChunkError,
+    GpustoreError,
+    MismatchError,
+    StoreIOError,
+)
 from gpustore.kvstores.base import DriverSpec, KvStoreDriver, Replacement
 from gpustore.kvstores.columns import (
     ABSENT,
@@ -76,11 +83,24 @@ def hash_of(number: int) -> int:
 
 
 class Place(NamedTuple):
-    """Place of a chunk: its shard, the minishard in it, and its number."""
+    """Place of a chunk, or of bytes before it.
+
+    Attributes
+    ----------
+    shard : str
+        Key of the shard.
+    minishard : int
+        Number of the minishard in it.
+    number : int
+        Number of the chunk.
+    before : int or None
+        Number of bytes that are meant, which end where the chunk begins; None for the chunk.
+    """
 
     shard: str
     minishard: int
     number: int
+    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +166,16 @@ class Uint64Shards(KvStoreDriver):
     def place(self, key: str) -> Place:
         """Return where the chunk of a key is."""
         one = self._sharding
-        number = int(key[len(self._prefix) :])
+        digits_of_number, _, before = key[len(self._prefix) :].partition("-")
+        number = int(digits_of_number)
         hashed = number >> one.preshift_bits
         if one.hash != "identity":
             hashed = hash_of(hashed)
         minishard = hashed & (1 << one.minishard_bits) - 1
         shard = hashed >> one.minishard_bits & (1 << one.shard_bits) - 1
         digits = -(-one.shard_bits // 4)
-        return Place(f"{self._prefix}{shard:0{digits}x}.shard", minishard, number)
+        name = f"{self._prefix}{shard:0{digits}x}.shard"
+        return Place(name, minishard, number, int(before) if before else None)
 
     # ----------------------------------------------------------------- reading
 
@@ -212,6 +234,16 @@ class Uint64Shards(KvStoreDriver):
                 result.state[row] = ReadState.MISSING
                 continue
             begin, end = span
+            if place.before is not None:
+                begin, end = begin - place.before, begin
+                if begin < 0:
+                    result.error[row] = MismatchError(
+                        f"Error reading {self.describe(key)}: the shard has fewer than "
+                        f"{place.before} bytes before the chunk",
+                        status="OUT_OF_RANGE",
+                        key=key,
+                    )
+                    continue
             start = 0 if request.start is None else request.start[row]
             stop = None if request.stop is None else request.stop[row]
             try:
@@ -243,11 +275,15 @@ class Uint64Shards(KvStoreDriver):
             if i in columns.error:
                 where = self.describe(request.keys[row])
                 result.error[row] = columns.error[i].prefixed(f"Error reading {where}")
-            elif columns.value[i] is None:
+                continue
+            value = columns.value[i]
+            if value is None:
                 self._known.pop((places[row].shard, places[row].minishard), None)
                 changed.append(row)
+            elif len(value) != stops[i] - starts[i]:
+                result.error[row] = self._incomplete(keys[i], len(value), stops[i] - starts[i])
             else:
-                result.state[row], result.value[row] = ReadState.VALUE, columns.value[i]
+                result.state[row], result.value[row] = ReadState.VALUE, value
         return changed
 
     def _indices(
@@ -285,6 +321,8 @@ class Uint64Shards(KvStoreDriver):
             value = places.value[i]
             if i in places.error:
                 errors[one] = places.error[i]
+            elif value is not None and len(value) != _PLACE.size:
+                errors[one] = self._incomplete(one[0], len(value), _PLACE.size)
             elif value is not None:
                 begin, end = (self._index_end + at for at in _PLACE.unpack(bytes(value)))
                 if begin == end:
@@ -310,6 +348,8 @@ class Uint64Shards(KvStoreDriver):
                 errors[one] = columns.error[i]
             elif value is None:
                 changed.append(one)
+            elif len(value) != stops[i] - starts[i]:
+                errors[one] = self._incomplete(one[0], len(value), stops[i] - starts[i])
             else:
                 try:
                     ranges = self._decoded_index(bytes(value), one)
@@ -350,6 +390,13 @@ class Uint64Shards(KvStoreDriver):
         if not stream.eof or stream.unused_data:
             raise self._damaged(one, "the index is no gzip stream")
         return decoded
+
+    def _incomplete(self, shard: str, received: int, asked: int) -> StoreIOError:
+        return StoreIOError(
+            f"received {received} of {asked} bytes of {self._base.describe(shard)}",
+            status="DATA_LOSS",
+            key=shard,
+        )
 
     def _damaged(self, one: tuple[str, int], what: str) -> CorruptChunkError:
         shard, minishard = one
