@@ -1,27 +1,20 @@
-"""Parts of specs, parsed from JSON and URLs: :func:`parsed`, :func:`from_url`."""
+"""Parts of specs, parsed from JSON: :func:`parsed`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
 from gpustore.drivers.base import NOT_OPENED, DriverKind, DriverSpec, OpenMode
-from gpustore.errors import GpustoreError, MetadataError
+from gpustore.errors import MetadataError
 from gpustore.front.spec_template import Parts
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import (
-    KVSTORE_ADAPTER,
-    KVSTORE_BASED,
-    TENSORSTORE_ADAPTER,
-    adapted,
     check_present,
-    find_scheme,
-    refuse_password,
-    root_spec,
-    unknown_scheme,
 )
 from gpustore.runtime.context import Context
 from gpustore.schema import Schema
@@ -32,16 +25,25 @@ from gpustore.strict_json.parsing import (
     expect_list,
     expect_object,
     in_member,
-    quote,
 )
-from gpustore.url import about_url, parse_pipeline
 
 NO_MODE = (*NOT_OPENED, "auto")
 """Drivers whose JSON has no open mode: what is detected is not created."""
 
 
-def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
-    """Return the parts of a spec; `dtype` is the data type that one around it states."""
+def parsed(
+    json: JsonValue, from_url: Callable[[str], DriverSpec], dtype: dtype_ | None = None
+) -> Parts:
+    """Return the parts of a spec.
+
+    Parameters
+    ----------
+    json : JSON
+    from_url : callable
+        Returns the spec of a URL.
+    dtype : dtype, optional
+        Data type that the spec around this one states.
+    """
     if isinstance(json, str):
         return from_url(json), None, OpenMode(), None
     members = Members(expect_object(json))
@@ -55,7 +57,8 @@ def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
                 f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
                 f"driver; known: {', '.join(registry.ids('drivers'))}"
             )
-        return detecting(KvStore.Spec(json)), None, OpenMode(), None
+        auto: DriverKind = registry.find("drivers", "auto")
+        return auto.from_url(KvStore.Spec(json), ""), None, OpenMode(), None
     schema = Schema()
     if "schema" in members:
         schema = members.take_with("schema", Schema)
@@ -77,7 +80,8 @@ def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
         schema.update(rank=driver_rank)
     if kind.is_adapter:
         base, below, mode, base_context = members.take_with(
-            "base", partial(parsed, dtype=schema.dtype if kind.keeps_dtype else None)
+            "base",
+            lambda base: parsed(base, from_url, schema.dtype if kind.keeps_dtype else None),
         )
         driver, below = kind.from_base(base, below, base_context, members, schema)
         members.finish()
@@ -85,7 +89,7 @@ def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
             transform = below if transform is None else below[transform]
         return driver, transform, mode, context
     if hasattr(kind, "from_layers"):
-        layers = members.take_with("layers", _parsed_layers)
+        layers = members.take_with("layers", partial(_parsed_layers, from_url))
         driver = kind.from_layers(layers, members, schema)
         members.finish()
         return driver, transform, OpenMode(), context
@@ -95,51 +99,13 @@ def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
     return driver, transform, mode, context
 
 
-def _parsed_layers(value: JsonValue) -> list[Parts]:
+def _parsed_layers(from_url: Callable[[str], DriverSpec], value: JsonValue) -> list[Parts]:
     layers = []
     for position, layer in enumerate(expect_list(value)):
         with at_position(position):
-            layers.append(parsed(layer))
+            layers.append(parsed(layer, from_url))
     return layers
 
 
 def _transform(value: JsonValue) -> IndexTransform:
     return IndexTransform(json=value)
-
-
-def detecting(kvstore: KvStore.Spec) -> DriverSpec:
-    """Return the spec of an array of which the format is to be detected."""
-    kind: DriverKind = registry.find("drivers", "auto")
-    return kind.from_url(kvstore, "")
-
-
-def from_url(url: str) -> DriverSpec:
-    """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
-    refuse_password(url)
-    try:
-        root, *applied = parse_pipeline(url, registry.is_kvstore)
-        kvstore = root_spec(root)
-        driver: DriverSpec | None = None
-        for component in applied:
-            role, kind = find_scheme(component.scheme)
-            if role == KVSTORE_ADAPTER and driver is None:
-                kvstore = adapted(kind, component, kvstore)
-            elif role == KVSTORE_BASED and driver is None:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(kvstore, component.path)
-            elif role == TENSORSTORE_ADAPTER:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(driver or detecting(kvstore), component.path)
-            elif not role:
-                raise unknown_scheme(component)
-            else:
-                before = "KvStore" if driver is None else "TensorStore"
-                raise MetadataError(
-                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
-                    f"{before} URL pipeline component"
-                )
-    except GpustoreError as error:
-        if not url:
-            raise
-        raise about_url(error, url) from error.__cause__
-    return driver or detecting(kvstore)

@@ -18,6 +18,7 @@ from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     MODE_FLAGS,
     NOT_OPENED,
+    DriverKind,
     DriverSpec,
     Opening,
     OpenMode,
@@ -26,14 +27,22 @@ from gpustore.drivers.base import (
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
 from gpustore.front.bound_context import bound, defining, released, stripped
-from gpustore.front.parsed_spec import NO_MODE, detecting, from_url, parsed
-from gpustore.front.spec_template import parse
+from gpustore.front.parsed_spec import NO_MODE, parsed
+from gpustore.front.spec_template import Parts, parse
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import (
+    KVSTORE_ADAPTER,
+    KVSTORE_BASED,
+    TENSORSTORE_ADAPTER,
+    adapted,
+    find_scheme,
     path_spec,
+    refuse_password,
+    root_spec,
+    unknown_scheme,
 )
 from gpustore.runtime.context import Context
 from gpustore.runtime.keyword_argument import set_keywords
@@ -42,11 +51,9 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.member_order import ordered
-from gpustore.strict_json.parsing import (
-    JsonValue,
-    from_python,
-)
+from gpustore.strict_json.parsing import JsonValue, from_python, quote
 from gpustore.strict_json.repr import pretty
+from gpustore.url import about_url, parse_pipeline
 
 SpecLike = Any
 """A Spec, a JSON object, a URL or a path."""
@@ -98,11 +105,11 @@ class Spec(IndexedView):
         if isinstance(json, Spec):
             self._set(json._driver, json._transform, json._mode, json._context, json._bound)
         elif isinstance(json, str):
-            self._set(from_url(json), None, OpenMode(), None)
+            self._set(_from_url(json), None, OpenMode(), None)
         elif type(json) is not dict and isinstance(json, os.PathLike):
-            self._set(detecting(path_spec(json)), None, OpenMode(), None)
+            self._set(_detecting(path_spec(json)), None, OpenMode(), None)
         else:
-            self._set(*parse(json, parsed))
+            self._set(*parse(json, _parsed))
 
     def _set(
         self,
@@ -498,3 +505,45 @@ _OPTION_SETTERS = {
     name: _option_setter(name)
     for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
 }
+
+
+def _parsed(json: JsonValue) -> Parts:
+    return parsed(json, _from_url)
+
+
+def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
+    """Return the spec of an array of which the format is to be detected."""
+    kind: DriverKind = registry.find("drivers", "auto")
+    return kind.from_url(kvstore, "")
+
+
+def _from_url(url: str) -> DriverSpec:
+    """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
+    refuse_password(url)
+    try:
+        root, *applied = parse_pipeline(url, registry.is_kvstore)
+        kvstore = root_spec(root)
+        driver: DriverSpec | None = None
+        for component in applied:
+            role, kind = find_scheme(component.scheme)
+            if role == KVSTORE_ADAPTER and driver is None:
+                kvstore = adapted(kind, component, kvstore)
+            elif role == KVSTORE_BASED and driver is None:
+                component.require_path_only("TensorStore")
+                driver = kind.from_url(kvstore, component.path)
+            elif role == TENSORSTORE_ADAPTER:
+                component.require_path_only("TensorStore")
+                driver = kind.from_url(driver or _detecting(kvstore), component.path)
+            elif not role:
+                raise unknown_scheme(component)
+            else:
+                before = "KvStore" if driver is None else "TensorStore"
+                raise MetadataError(
+                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
+                    f"{before} URL pipeline component"
+                )
+    except GpustoreError as error:
+        if not url:
+            raise
+        raise about_url(error, url) from error.__cause__
+    return driver or _detecting(kvstore)
