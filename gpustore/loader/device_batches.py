@@ -6,38 +6,30 @@ arrays, converts and normalises them, and orders their dimensions. The program d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gpustore
 from gpustore import registry
-from gpustore.loader.batches import Batch
-from gpustore.loader.element_conversion import ElementConversion, library_arrays
-from gpustore.loader.fetched_window import REFLECT, FetchedArray
-from gpustore.loader.layout import Layout
-from gpustore.loader.statistics import LoaderStatistics
-from gpustore.loader.volume import PairedArray
-from gpustore.loader.window_reads import Part
+from gpustore.loader.batch_maker import BatchMaker
+from gpustore.loader.element_conversion import library_arrays
+from gpustore.loader.fetched_window import REFLECT, FetchedWindow
 
 
-class DeviceBatches:
-    """Makes batches of arrays on a device; see :class:`gpustore.loader.host_batches.HostBatches`.
+class DeviceBatches(BatchMaker):
+    """Makes batches of arrays on a device, ready in the order of the stream that uses them.
+
+    A batch is one launch, or several if it has patches of more windows than may be kept. With
+    library ``"numpy"`` batches are copied to host memory.
 
     Parameters
     ----------
-    arrays : sequence of PairedArray
-        Arrays of a volume, on one device.
-    conversions, layouts : mapping of str to ElementConversion, and to Layout
-        By name of the array.
-    library : {"cupy", "torch", "jax", "numpy"}
-        With ``"numpy"`` batches are copied to host memory.
-    statistics : LoaderStatistics
     edge : {"shift", "reflect", "fill"}
-    numbers_volumes : bool
+    plan, numbers_volumes
+        Parameters of :class:`BatchMaker`; all arrays lie on one device.
 
     Raises
     ------
@@ -45,25 +37,14 @@ class DeviceBatches:
         If elements are not converted on a device, or the library lacks their data type.
     """
 
-    def __init__(
-        self,
-        arrays: Sequence[PairedArray],
-        conversions: Mapping[str, ElementConversion],
-        layouts: Mapping[str, Layout],
-        library: str,
-        statistics: LoaderStatistics,
-        *,
-        edge: str,
-        numbers_volumes: bool,
-    ) -> None:
-        self._arrays, self._conversions, self._layouts = arrays, conversions, layouts
-        self._library, self._statistics = library, statistics
-        self._edge, self._numbers_volumes = edge, numbers_volumes
-        self._kept_nbytes = 0
+    def __init__(self, *plan: Any, edge: str, numbers_volumes: bool) -> None:
+        super().__init__(*plan, numbers_volumes=numbers_volumes)
+        self._edge = edge
+        self._kept_nbytes = self._nbytes = 0
         self._cutter: Any = None
         can_cut = registry.public("device.kernels.patch", "can_cut")
-        for one in arrays:
-            conversion = conversions[one.name]
+        for one in self._arrays:
+            conversion = self._conversions[one.name]
             if not can_cut(one.dtype, conversion.dtype, is_scaled=conversion.scale is not None):
                 done = "converted" if conversion.scale is None else "normalised"
                 raise gpustore.UnsupportedError(
@@ -101,59 +82,12 @@ class DeviceBatches:
         finally:
             cutter.close()
 
-    def close(self) -> None:
-        """Nothing is kept between iterations."""
-
-    def made(self, count: int, parts: Iterable[Part]) -> Batch:
-        """Return the batch of the patches of some parts of windows, which were read.
-
-        Its arrays are ready in the order of the stream on which they are used, which gets one
-        launch, or several if the batch has patches of more windows than may be kept.
-
-        Parameters
-        ----------
-        count : int
-            Number of patches of all parts.
-        parts : iterable of Part
-            Each is dropped before the next is taken, but for what is read of it.
-        """
-        begun = self._begun(count)
-        origin = np.empty((count, len(self._arrays[0].patch)), np.int64)
-        volume = np.empty(count, np.int64)
-        kept = 0
-        for window, at, until in parts:
-            for number, array in enumerate(window.arrays):
-                with self._statistics.spending("cut_s"):
-                    self._add(begun, number, array, window.rows, at, until)
-            rows = window.rows[at:until]
-            origin[rows] = window.origins[at:until]
-            volume[rows] = window.volume
-            kept += window.nbytes
-            if kept > self._kept_nbytes:
-                begun.launch()
-                kept = 0
-            del window, array
-        with self._statistics.spending("cut_s"):
-            begun.launch()
-        with self._statistics.spending("convert_s"):
-            batch: Batch = {
-                one.name: convert(array)
-                for one, convert, array in zip(
-                    self._arrays, self._library_arrays(), begun.arrays, strict=True
-                )
-            }
-        batch["origin"] = origin
-        if self._numbers_volumes:
-            batch["volume"] = volume
-        self._statistics.add(batches=1, patches=count)
-        return batch
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is on the device."""
         return self.__dict__ | {"_cutter": None}
 
-    def _begun(self, count: int) -> Any:
-        """Allocate the arrays of a batch, for the stream on which they are used."""
+    def _begin(self, count: int) -> Any:
+        self._nbytes = 0
         patch_array = registry.public("backends.device.patch_cutter", "PatchArray")
         arrays = []
         for one in self._arrays:
@@ -172,34 +106,38 @@ class DeviceBatches:
             stream = registry.guest("torch").current_stream(self._arrays[0].store.device)
         return self._cutter.batch(arrays, stream)
 
-    def _add(
-        self,
-        begun: Any,
-        number: int,
-        array: FetchedArray,
-        rows: NDArray[np.int64],
-        at: int,
-        until: int,
-    ) -> None:
-        """Add patches of an array that is read to an array of a batch."""
-        paired = array.array
-        fill = None
-        if self._edge != REFLECT:
-            fill = np.array(paired.store.fill_value or 0, paired.dtype).tobytes()
-        leading = np.zeros((until - at, len(paired.leading)), np.int64)
-        begun.add(
-            number,
-            array.result(),
-            np.concatenate([leading, array.origins[at:until]], axis=1),
-            (*paired.leading, *paired.extent()),
-            rows[at:until],
-            low=(*leading[0], *array.low) if array.is_box else None,
-            first_row=0 if array.is_box else at,
-            fill=fill,
-        )
+    def _add(self, batch: Any, window: FetchedWindow, at: int, until: int) -> None:
+        for number, array in enumerate(window.arrays):
+            paired = array.array
+            fill = None
+            if self._edge != REFLECT:
+                fill = np.array(paired.store.fill_value or 0, paired.dtype).tobytes()
+            leading = np.zeros((until - at, len(paired.leading)), np.int64)
+            batch.add(
+                number,
+                array.result(),
+                np.concatenate([leading, array.origins[at:until]], axis=1),
+                (*paired.leading, *paired.extent()),
+                window.rows[at:until],
+                low=(*leading[0], *array.low) if array.is_box else None,
+                first_row=0 if array.is_box else at,
+                fill=fill,
+            )
+        self._nbytes += window.nbytes
+        if self._nbytes > self._kept_nbytes:
+            self._launch(batch)
 
-    def _library_arrays(self) -> list[Callable[[Any], Any]]:
-        """Return functions that give arrays on the device to the library."""
+    def _end(self, batch: Any) -> Sequence[Any]:
+        self._launch(batch)
+        arrays: Sequence[Any] = batch.arrays
+        return arrays
+
+    def _launch(self, batch: Any) -> None:
+        """Cut the patches added so far; their windows need not be kept any longer."""
+        batch.launch()
+        self._nbytes = 0
+
+    def _givers(self) -> Sequence[Callable[[Any], Any]]:
         if self._library == "numpy":
             return [self._cutter.to_host] * len(self._arrays)
         return [

@@ -73,11 +73,15 @@ class ElementConversion:
             ) from error
         return made
 
+    def is_copy(self, dtype: np.dtype[Any]) -> bool:
+        """Whether elements of a data type stay what they are."""
+        return self.scale is None and self.dtype == dtype
+
     def __call__(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Write converted `values` to `out`, of the same shape and :attr:`dtype`."""
         if self.offset is None or self.scale is None:
             if values.dtype == self.dtype:
-                _copy_rows(values, out)
+                registry.public("backends.host.boxes", "copy_rows")(values, out)
             else:
                 np.copyto(out, _gathered(values), casting="unsafe")
             return
@@ -98,26 +102,12 @@ def _element_type(given: Any) -> np.dtype[Any]:
         raise TypeError(f"dtype: expected a data type of NumPy, got {given!r}") from error
 
 
-def _copy_rows(values: NDArray[Any], out: NDArray[Any]) -> None:
-    """Copy elements of one data type, row by row where rows are contiguous.
-
-    NumPy copies the elements of each row in a loop of its own otherwise: 0.12 ms for a patch of
-    64^3 of 16 bits in place of 0.08 (one core of two, November 2026).
-    """
-    if values.ndim and not values.dtype.hasobject and values.size:
-        itemsize = values.itemsize
-        if values.strides[-1] == out.strides[-1] == itemsize:
-            row = np.dtype((np.void, values.shape[-1] * itemsize))
-            values, out = values.view(row), out.view(row)
-    out[...] = values
-
-
 def _gathered(values: NDArray[Any]) -> NDArray[Any]:
     """Return contiguous elements, which convert faster than rows of a larger array."""
     if values.flags.c_contiguous:
         return values
     found = np.empty(values.shape, values.dtype)
-    _copy_rows(values, found)
+    registry.public("backends.host.boxes", "copy_rows")(values, found)
     return found
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from gpustore.display.text import format_nbytes
 from gpustore.loader.fetched_window import FetchedArray, FetchedWindow
+from gpustore.loader.residents import Residents
 from gpustore.loader.touched_chunks import TouchedChunks
+from gpustore.loader.volume import Volume
 
 MANY_DECODES: Final = 1.6
 """Decodes of a chunk and epoch above which there is advice."""
@@ -48,7 +50,10 @@ class LoaderExplanation:
     bytes_patches : int
         Bytes of the patches, in the data types of the arrays.
     window_nbytes : int
-        Bytes that the largest window takes.
+        Bytes that the largest window takes, beside arrays that stay in memory.
+    resident_nbytes : int
+        Bytes of the arrays that stay in memory for an epoch, as they take at most half of what is
+        left beside the batches: each of their chunks is read once, whatever the windows are.
     memory_nbytes : int
         Most bytes that windows and batches take together.
     memory : int
@@ -72,6 +77,7 @@ class LoaderExplanation:
     bytes_decoded: int
     bytes_patches: int
     window_nbytes: int
+    resident_nbytes: int
     memory_nbytes: int
     memory: int
     limited_by: str
@@ -133,11 +139,15 @@ class LoaderExplanation:
         return f"at most {format_nbytes(self.bytes_read)}; the stored bytes decide"
 
     def _memory_text(self) -> str:
-        return f"at most {format_nbytes(self.memory_nbytes)} of {format_nbytes(self.memory)}"
+        stays = ""
+        if self.resident_nbytes:
+            stays = f"; {format_nbytes(self.resident_nbytes)} of arrays stay for the epoch"
+        return f"at most {format_nbytes(self.memory_nbytes)} of {format_nbytes(self.memory)}{stays}"
 
 
-Windows = Callable[[int, int], Iterable[FetchedWindow]]
-"""Returns the windows of an epoch for a window of the sampler and room for windows, in bytes."""
+Windows = Callable[[int, int, Residents], Iterable[FetchedWindow]]
+"""Returns the windows of an epoch for a window of the sampler and room for windows, in bytes, of
+which arrays that stay in memory take theirs."""
 
 
 def explained(
@@ -146,7 +156,7 @@ def explained(
     epoch: int,
     batches: int,
     patches: int,
-    volumes: int,
+    volumes: Sequence[Volume],
     window: int,
     memory: int,
     batches_nbytes: int,
@@ -159,20 +169,20 @@ def explained(
         Gives windows that are not read.
     epoch, batches, patches : int
         Number of the epoch, of its batches and of their patches.
-    volumes : int
-        Number of volumes.
+    volumes : sequence of Volume
     window : int
         Bytes of the sampler's windows.
     memory, batches_nbytes : int
         Bytes that windows and batches may take together, and those of the batches.
     """
     room = memory - batches_nbytes
-    counts = _Counts(windows(window, room), room)
-    is_whole = counts.windows <= volumes
+    residents = Residents.of(volumes, room)
+    counts = _Counts(windows(window, room, residents), room - residents.nbytes)
+    is_whole = counts.windows <= len(volumes)
     limited_by = "memory" if counts.divided else "arrays" if is_whole else "window"
     advice = []
     if counts.decodes_per_chunk > MANY_DECODES:
-        advice.append(_better(windows, counts, window, batches_nbytes))
+        advice.append(_better(windows, counts, volumes, window, batches_nbytes))
     if counts.bytes_decoded >= _SPARSE * counts.bytes_patches:
         advice.append(
             f"Each byte of a patch takes {counts.bytes_decoded / counts.bytes_patches:.3g} decoded "
@@ -190,7 +200,8 @@ def explained(
         bytes_decoded=counts.bytes_decoded,
         bytes_patches=counts.bytes_patches,
         window_nbytes=counts.largest,
-        memory_nbytes=counts.pair + batches_nbytes,
+        resident_nbytes=residents.nbytes,
+        memory_nbytes=counts.pair + residents.nbytes + batches_nbytes,
         memory=memory,
         limited_by=limited_by,
         decoders=tuple(f"{name}: {by}" for name, by in counts.decoders.items()),
@@ -198,16 +209,22 @@ def explained(
     )
 
 
-def _better(windows: Windows, now: _Counts, window: int, batches_nbytes: int) -> str:
-    """Return advice for windows that decode less: the smallest of some larger ones that do."""
+def _better(
+    windows: Windows, now: _Counts, volumes: Sequence[Volume], window: int, batches_nbytes: int
+) -> str:
+    """Return advice for what decodes less: the smallest of some larger windows, or whole arrays."""
     decodes = f"A chunk is decoded {now.decodes_per_chunk:.3g} times an epoch"
+    all_nbytes = 2 * Residents.of(volumes, sys.maxsize).nbytes or sys.maxsize
     for size in (_round(window << n) for n in range(_DOUBLINGS + 1)):
-        found = _Counts(windows(size, sys.maxsize), sys.maxsize)
+        pair = _Counts(windows(size, sys.maxsize, Residents(())), sys.maxsize).pair
+        memory = _round(min(pair, all_nbytes) + batches_nbytes)
+        room = memory - batches_nbytes
+        residents = Residents.of(volumes, room)
+        found = _Counts(windows(size, room, residents), room - residents.nbytes)
         if found.decodes_per_chunk <= MANY_DECODES:
             larger = f"window={_text(size)} with " if size > _round(window) else ""
-            memory = _text(_round(found.pair + batches_nbytes))
             fewer = f"decodes it {found.decodes_per_chunk:.3g} times"
-            return f"{decodes}: {larger}memory={memory} {fewer}."
+            return f"{decodes}: {larger}memory={_text(memory)} {fewer}."
     return f"{decodes}: patches are large for chunks and volumes."
 
 
@@ -273,11 +290,12 @@ class _Counts:
         if (volume, name) not in self._touched:
             self._touched[volume, name] = TouchedChunks(fetched.array)
         self._touched[volume, name].add(fetched)
-        self.chunks_decoded += found.chunks
-        self.bytes_decoded += found.bytes_decoded
-        if found.bytes_fetched is None or self.bytes_read is None:
-            self.bytes_read = None
-        else:
-            self.bytes_read += found.bytes_fetched
-        by = ", ".join(f"{codec} ({decoder})" for codec, decoder in found.codecs)
-        self.decoders.setdefault(name, found.host_reason or by or "nothing to decode")
+        for read in found:
+            self.chunks_decoded += read.chunks
+            self.bytes_decoded += read.bytes_decoded
+            if read.bytes_fetched is None or self.bytes_read is None:
+                self.bytes_read = None
+            else:
+                self.bytes_read += read.bytes_fetched
+            by = ", ".join(f"{codec} ({decoder})" for codec, decoder in read.codecs)
+            self.decoders.setdefault(name, read.host_reason or by or "nothing to decode")

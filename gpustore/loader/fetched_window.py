@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -17,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpustore
+from gpustore import registry
+from gpustore.loader.element_conversion import ElementConversion
 from gpustore.loader.order import Window
+from gpustore.loader.residents import Resident, Residents
 from gpustore.loader.volume import PairedArray, Volume
 from gpustore.loader.window_memory import WindowMemory
 
@@ -33,7 +35,17 @@ class FetchedArray:
     """One array of a window: the region that has all patches, or the patches one by one.
 
     A region costs its bytes whatever the number of patches; few patches of a large region are read
-    alone.
+    alone. Of an array that stays in memory only chunks of the region are read that no window before
+    has asked for.
+
+    Parameters
+    ----------
+    array : PairedArray
+    origins : ndarray of int64, shape (n, rank)
+        Origins of the patches in the first array of the volume.
+    edge : {"shift", "reflect", "fill"}
+    resident : Resident, optional
+        The array, if it stays in memory.
 
     Attributes
     ----------
@@ -45,10 +57,12 @@ class FetchedArray:
     is_box : bool
         Whether the region is read.
     nbytes : int
-        Bytes that are read.
+        Bytes that the elements take beside those that stay in memory.
     """
 
-    def __init__(self, array: PairedArray, origins: Integers, edge: str) -> None:
+    def __init__(
+        self, array: PairedArray, origins: Integers, edge: str, resident: Resident | None = None
+    ) -> None:
         self.array = array
         self.origins = array.at(origins)
         self._edge = edge
@@ -60,12 +74,13 @@ class FetchedArray:
         box = math.prod((self.high - self.low).tolist()) * math.prod(array.leading)
         box *= array.dtype.itemsize
         alone = len(origins) * array.patch_nbytes
-        is_inside = bool((self.origins >= 0).all()) and bool(
-            (self.origins + np.array(array.patch) <= extent).all()
-        )
-        self.is_box = not is_inside or alone > box
-        self.nbytes = box if self.is_box else alone
-        self._future: gpustore.Future[Any] | None = None
+        inside = (self.origins >= 0) & (self.origins + np.array(array.patch) <= extent)
+        self._is_inside: NDArray[np.bool_] = inside.all(axis=1)
+        self.is_box = not self._is_inside.all() or alone > box
+        self._resident = resident if self.is_box else None
+        self._boxes = [(self.low, self.high)]
+        self.nbytes = 0 if self._resident else box if self.is_box else alone
+        self._futures: list[gpustore.Future[Any]] | None = None
         self._out: Any = None
         self._sound: Any = None
         """Elements that were read again, without damaged chunks."""
@@ -81,16 +96,23 @@ class FetchedArray:
                     self.low[d] = min(self.low[d], found.min())
                     self.high[d] = max(self.high[d], found.max() + 1)
 
-    def explain(self) -> gpustore.Explanation | None:
-        """Estimate the read; None for an array without chunks, in memory."""
+    def claim(self) -> None:
+        """Read, of an array that stays, what no window has claimed before."""
+        if self._resident is not None:
+            self._boxes = self._resident.missing(self.low, self.high)
+
+    def explain(self) -> list[gpustore.Explanation] | None:
+        """Estimate the reads; None for an array without chunks, in memory."""
         try:
-            if self.is_box:
-                return self.array.box(self.low.tolist(), self.high.tolist()).explain()
-            return self.array.store.explain_many(*self.array.crops(self.origins))
+            if not self.is_box:
+                return [self.array.store.explain_many(*self.array.crops(self.origins))]
+            return [
+                self.array.box(low.tolist(), high.tolist()).explain() for low, high in self._boxes
+            ]
         except gpustore.UnsupportedError:
             return None
 
-    def begin(self, stream: Any, memory: WindowMemory | None) -> gpustore.Future[Any]:
+    def begin(self, stream: Any, memory: WindowMemory | None) -> list[gpustore.Future[Any]]:
         """Begin to read.
 
         Parameters
@@ -100,15 +122,25 @@ class FetchedArray:
         memory : WindowMemory or None
             Memory to read into; None for new memory, and on a device.
         """
+        if self._resident is not None:
+            assert memory is not None
+            self._out = self._resident.elements(memory)
+            self._futures = []
+            for low, high in self._boxes:
+                at: Any = (..., *map(slice, low.tolist(), high.tolist()))
+                box = self.array.box(low.tolist(), high.tolist())
+                self._futures.append(box.read(out=self._out[at]))
+                self._resident.note(self._futures[-1])
+            return self._futures
         if memory is not None:
             self._out = memory.take(self._shape, self.array.dtype)
         if self.is_box:
             box = self.array.box(self.low.tolist(), self.high.tolist())
-            self._future = box.read(out=self._out, stream=stream)
+            self._futures = [box.read(out=self._out, stream=stream)]
         else:
             crops = self.array.crops(self.origins)
-            self._future = self.array.reader.read_many(*crops, out=self._out, stream=stream)
-        return self._future
+            self._futures = [self.array.reader.read_many(*crops, out=self._out, stream=stream)]
+        return self._futures
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -118,20 +150,23 @@ class FetchedArray:
         return len(self.origins), *self.array.patch_shape
 
     def give(self, memory: WindowMemory) -> None:
-        """Give memory back, once nobody uses the array any more."""
-        out, self._out, self._future = self._out, None, None
-        if out is not None:
+        """Give memory back, once nobody uses the array any more; that of all of it stays."""
+        out, self._out, self._futures = self._out, None, None
+        if out is not None and self._resident is None:
             memory.give(out)
 
     @property
     def is_read(self) -> bool:
         """Whether the array is read, or has failed."""
-        return self._future is not None and self._future.done()
+        return self._futures is not None and all(one.done() for one in self._futures)
 
     def wait(self) -> None:
         """Wait until the array is read, or has failed."""
-        assert self._future is not None
-        self._future.exception()
+        assert self._futures is not None
+        for box, read in zip(self._boxes, self._futures, strict=True):
+            read.exception()
+            if self._resident is not None:
+                self._resident.note_end(box, read)
 
     def result(self) -> Any:
         """Return the array that is read.
@@ -143,9 +178,12 @@ class FetchedArray:
         """
         if self._sound is not None:
             return self._sound
-        assert self._future is not None
+        assert self._futures is not None
         try:
-            return self._future.result()
+            if self._resident is not None:
+                self._resident.check(self.low, self.high)
+                return self._out
+            return self._futures[0].result()
         except gpustore.GpustoreError as error:
             origin = np.array(self.array.store.domain.origin)[len(self.array.leading) :]
             name, low, high = self.array.name, self.low + origin, self.high + origin
@@ -207,38 +245,58 @@ class FetchedArray:
     def statistics(self) -> dict[str, int]:
         """Return what the reads have counted so far."""
         found = Counter(self._counts)
-        if self._future is not None:
-            found.update(self._future.statistics.snapshot())
+        for one in self._futures or ():
+            found.update(one.statistics.snapshot())
         return found
 
-    def patches(self, first: int, until: int) -> Iterator[NDArray[Any]]:
-        """Yield patches from number `first` up to `until`; views where possible, to be copied."""
+    def cut(
+        self, first: int, until: int, convert: ElementConversion, out: NDArray[Any], rows: Integers
+    ) -> None:
+        """Write patches from number `first` up to `until`, converted, to rows of `out`."""
         region = self.result()
+        numbers = np.arange(first, until)
+        if self.is_box and convert.is_copy(region.dtype):
+            is_inside = self._is_inside[first:until]
+            inside = numbers[is_inside]
+            starts = np.zeros((len(inside), region.ndim), np.int64)
+            starts[:, len(self.array.leading) :] = self.origins[inside] - self._begin
+            copy = registry.public("front.patch_copies", "copy_patches")
+            copy(self.array.store, region, starts, out, rows[is_inside])
+            numbers, rows = numbers[~is_inside], rows[~is_inside]
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+            convert(self._patch(region, number), out[row])
+
+    @property
+    def _begin(self) -> Integers:
+        """First element, along the dimensions of a patch, of the region in memory."""
+        is_whole = self._resident is not None and self._sound is None
+        return np.zeros_like(self.low) if is_whole else self.low
+
+    def _patch(self, region: NDArray[Any], number: int) -> NDArray[Any]:
+        """Return a patch; a view where possible."""
         if not self.is_box:
-            yield from region[first:until]
-            return
+            patch: NDArray[Any] = region[number]
+            return patch
         leading = (slice(None),) * len(self.array.leading)
-        patch, extent, low = self.array.patch, self.array.extent(), self.low.tolist()
-        for origin in self.origins[first:until].tolist():
-            ends = [o + p for o, p in zip(origin, patch, strict=True)]
-            if min(origin) >= 0 and all(e <= n for e, n in zip(ends, extent, strict=True)):
-                some = [slice(o - lo, e - lo) for o, e, lo in zip(origin, ends, low, strict=True)]
-                yield region[(*leading, *some)]
-            elif self._edge == REFLECT:
-                at = [_mirrored(o, e, n) - lo for o, e, n, lo in
-                      zip(origin, ends, extent, low, strict=True)]  # fmt: skip
-                yield region[np.ix_(*(np.arange(n) for n in self.array.leading), *at)]
-            else:
-                found = np.full(
-                    self.array.patch_shape, self.array.store.fill_value or 0, region.dtype
-                )
-                inside = [(max(o, 0), min(e, n)) for o, e, n in
-                          zip(origin, ends, extent, strict=True)]  # fmt: skip
-                src = [slice(a - lo, b - lo) for (a, b), lo in
-                       zip(inside, low, strict=True)]  # fmt: skip
-                dst = [slice(a - o, b - o) for (a, b), o in zip(inside, origin, strict=True)]
-                found[(*leading, *dst)] = region[(*leading, *src)]
-                yield found
+        extent, begin = self.array.extent(), self._begin.tolist()
+        origin = self.origins[number].tolist()
+        ends = [o + p for o, p in zip(origin, self.array.patch, strict=True)]
+        if self._is_inside[number]:
+            some = [slice(o - b, e - b) for o, e, b in zip(origin, ends, begin, strict=True)]
+            patch = region[(*leading, *some)]
+        elif self._edge == REFLECT:
+            at = [
+                _mirrored(o, e, n) - b
+                for o, e, n, b in zip(origin, ends, extent, begin, strict=True)
+            ]
+            patch = region[np.ix_(*(np.arange(n) for n in self.array.leading), *at)]
+        else:
+            patch = np.full(self.array.patch_shape, self.array.store.fill_value or 0, region.dtype)
+            inside = [(max(o, 0), min(e, n)) for o, e, n in zip(origin, ends, extent, strict=True)]
+            src = [slice(a - b, z - b) for (a, z), b in zip(inside, begin, strict=True)]
+            dst = [slice(a - o, z - o) for (a, z), o in zip(inside, origin, strict=True)]
+            patch[(*leading, *dst)] = region[(*leading, *src)]
+        return patch
 
 
 class FetchedWindow:
@@ -253,6 +311,8 @@ class FetchedWindow:
     rows : ndarray of int64, shape (n,)
         Row of each patch in its batch.
     edge : {"shift", "reflect", "fill"}
+    residents : Residents
+        Arrays that stay in memory.
 
     Attributes
     ----------
@@ -269,7 +329,13 @@ class FetchedWindow:
     """
 
     def __init__(
-        self, window: Window, volume: Volume, chosen: Integers, rows: Integers, edge: str
+        self,
+        window: Window,
+        volume: Volume,
+        chosen: Integers,
+        rows: Integers,
+        edge: str,
+        residents: Residents,
     ) -> None:
         origins = window.origins[chosen]
         self.volume = window.volume
@@ -277,12 +343,20 @@ class FetchedWindow:
         self.numbers = window.first + chosen
         self.rows = rows
         self.origins = origins + np.array(volume.origin)
-        self.arrays = [FetchedArray(one, origins, edge) for one in volume.arrays]
+        self.arrays = [
+            FetchedArray(one, origins, edge, residents.get(window.volume, one))
+            for one in volume.arrays
+        ]
         self.nbytes = sum(one.nbytes for one in self.arrays)
+
+    def claim(self) -> None:
+        """Read, of arrays that stay, what no window has claimed before."""
+        for one in self.arrays:
+            one.claim()
 
     def begin(self, stream: Any, memory: WindowMemory | None) -> list[gpustore.Future[Any]]:
         """Begin to read all arrays, together; see :meth:`FetchedArray.begin`."""
-        return [one.begin(stream, memory) for one in self.arrays]
+        return [read for one in self.arrays for read in one.begin(stream, memory)]
 
     def give(self, memory: WindowMemory) -> None:
         """Give memory back, once nobody uses the arrays any more."""

@@ -26,6 +26,7 @@ from gpustore.loader.parameters import check_names, difference, listed, whole_nu
 from gpustore.loader.random_patches import RandomPatches
 from gpustore.loader.ranks import Ranks, check_alike, ranks_of, worker_of
 from gpustore.loader.replacements import Replacements
+from gpustore.loader.residents import Residents
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.stored_metadata import StoredMetadata
 from gpustore.loader.volumes import Arrays, volumes_of
@@ -47,7 +48,9 @@ class PatchLoader:
 
     Which patches a batch has depends on the sampler and the epoch alone. Chunks are decoded about
     once an epoch: a window of neighbouring patches is read at once, and the next one while batches
-    of the last are used. A thread makes batches ahead; no worker process is needed.
+    of the last are used. Arrays that are read to host memory and take at most half of `memory`
+    stay there for the epoch, so that each chunk is decoded once. A thread makes batches ahead; no
+    worker process is needed.
 
     Of arrays that are read to a GPU, batches are made there by one launch each, on the stream that
     is current when a batch is asked for: later work of that stream runs behind it, and the host
@@ -369,10 +372,10 @@ class PatchLoader:
         (4, 64, 'window')
         """
 
-        def windows(window: int, room: int) -> Iterator[FetchedWindow]:
+        def windows(window: int, room: int, residents: Residents) -> Iterator[FetchedWindow]:
             sampler = replace(self._sampler, window=window)
             order = sampler.order(self._spaces)
-            return self._windows(order, self.epoch, range(len(self)), room)
+            return self._windows(order, self.epoch, range(len(self)), room, residents)
 
         part_sizes = map(self._division.part_size, range(len(self)))
         return explained(
@@ -380,7 +383,7 @@ class PatchLoader:
             epoch=self.epoch,
             batches=len(self),
             patches=sum(part_sizes),
-            volumes=len(self._volumes),
+            volumes=self._volumes,
             window=int(self._sampler.window),
             memory=self._memory,
             batches_nbytes=self._memory - self._window_nbytes,
@@ -486,13 +489,14 @@ class PatchLoader:
         }
 
     def _windows(
-        self, order: PatchOrder, epoch: int, batches: range, room: int
+        self, order: PatchOrder, epoch: int, batches: range, room: int, residents: Residents
     ) -> Generator[FetchedWindow]:
         """Yield the windows of some batches, none of which takes more than `room` bytes."""
         return windows_of(
             order,
             self._division,
             self._volumes,
+            residents,
             edge=self._edge,
             nbytes=room,
             epoch=epoch,
@@ -506,7 +510,8 @@ class PatchLoader:
     def _made(self, epoch: int, numbers: range) -> Generator[Batch]:
         """Make some batches of an epoch."""
         room = self._window_nbytes
-        windows = self._windows(self._order, epoch, numbers, room)
+        residents = Residents.of(self._volumes, room)
+        windows = self._windows(self._order, epoch, numbers, room, residents)
         replacements = Replacements(
             self._order,
             self._volumes,
@@ -518,6 +523,7 @@ class PatchLoader:
         with self._batches.iteration(room) as memory:
             reads = WindowReads(
                 windows,
+                residents,
                 room,
                 self._statistics,
                 replacements,

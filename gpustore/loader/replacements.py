@@ -13,6 +13,7 @@ import numpy as np
 from gpustore.loader.fetched_window import DAMAGE, FetchedWindow
 from gpustore.loader.numbers import below, key_of
 from gpustore.loader.order import PatchOrder, Window
+from gpustore.loader.residents import Residents
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
 
@@ -70,6 +71,7 @@ class Replacements:
                 np.array([0]),
                 rows,
                 self._edge,
+                Residents(()),
             )
             one.begin(stream, None)
             try:

@@ -15,6 +15,7 @@ So the parts of a batch that ranks take can be near each other, and yet equal in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -30,14 +31,21 @@ LEVELS: Final = 8
 
 def strata(key: int, numbers: Integers) -> Integers:
     """Return the stratum of patches, from 0 to ``2**LEVELS - 1``, for their numbers in an epoch."""
-    low = np.arange(1 << LEVELS)  # The other bits of a number do not count.
+    found: Integers = _of_low_bits(key)[numbers & ((1 << LEVELS) - 1)]
+    return found
+
+
+@lru_cache(maxsize=8)  # Each window of an epoch asks for those of the same key.
+def _of_low_bits(key: int) -> Integers:
+    """Return the stratum for the last ``LEVELS`` bits of a number; the others do not count."""
+    low = np.arange(1 << LEVELS)
     found = np.zeros(len(low), np.int64)
     for level in range(LEVELS):
         before = low & ((1 << level) - 1)
         flip = (words(key_of(key, level), before) & np.uint64(1)).astype(np.int64)
         found = 2 * found + ((low >> level & 1) ^ flip)
-    strata: Integers = found[numbers & (len(low) - 1)]
-    return strata
+    found.setflags(write=False)
+    return found
 
 
 def halvings(

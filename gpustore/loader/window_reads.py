@@ -1,11 +1,11 @@
-"""Reads of the windows of an epoch that one rank needs, in order, of which the next is ahead."""
+"""Reads of the windows of an epoch that one rank needs, in order, of which the next are ahead."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,15 @@ from gpustore.loader.division import Division
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.order import PatchOrder, Window
 from gpustore.loader.replacements import Replacements
+from gpustore.loader.residents import Residents
 from gpustore.loader.statistics import LoaderStatistics
 from gpustore.loader.volume import Volume
 from gpustore.loader.window_memory import WindowMemory
 
 Integers = NDArray[np.int64]
+
+MOST_WINDOWS: Final = 3
+"""Most windows that are used or read; two if they take memory."""
 
 Part = tuple[FetchedWindow, int, int]
 """Window, and the first of some consecutive patches of it and the one behind the last."""
@@ -32,8 +36,10 @@ class WindowReads:
     ----------
     windows : generator of FetchedWindow
         Windows of the batches, as :func:`windows_of` gives them.
+    residents : Residents
+        Arrays that stay in memory.
     nbytes : int
-        Bytes that windows may take together.
+        Bytes that windows may take together, with these arrays.
     statistics : LoaderStatistics
         Counts what windows read.
     replacements : Replacements
@@ -50,6 +56,7 @@ class WindowReads:
     def __init__(
         self,
         windows: Generator[FetchedWindow],
+        residents: Residents,
         nbytes: int,
         statistics: LoaderStatistics,
         replacements: Replacements,
@@ -59,7 +66,8 @@ class WindowReads:
     ) -> None:
         self._stream = stream
         self._memory = memory
-        self._left, self._nbytes, self._statistics = windows, nbytes, statistics
+        self._left, self._residents, self._statistics = windows, residents, statistics
+        self._nbytes = nbytes - residents.nbytes
         self._replacements, self._check = replacements, check
         self._following: FetchedWindow | None = None
         self._begun: deque[FetchedWindow] = deque()
@@ -105,25 +113,32 @@ class WindowReads:
         self._following = None
         while self._begun:
             self._drop_first()
+        if self._memory is not None:
+            self._residents.give(self._memory)
 
     def _window(self) -> FetchedWindow:
         """Return the window of the next patch; earlier ones are dropped, and the next begun."""
         if self._begun and self._at == len(self._begun[0].numbers):
             self._drop_first()
             self._at = 0
-        if len(self._begun) < 2:
+        if len(self._begun) < MOST_WINDOWS:
             with self._statistics.planning():
                 self._plan()
         return self._begun[0]
 
     def _plan(self) -> None:
-        """Begin the next window, if there is room for it."""
-        if not self._begun:
-            self._begin(next(self._left) if self._following is None else self._following)
-        if self._following is None:
-            self._following = next(self._left, None)
-        following = self._following
-        if following is not None and following.nbytes + self._begun[0].nbytes <= self._nbytes:
+        """Begin the next windows, if there is room for them."""
+        while len(self._begun) < MOST_WINDOWS:
+            following = next(self._left, None) if self._following is None else self._following
+            if following is None:
+                return
+            nbytes = following.nbytes
+            # One that takes no memory of its own is read while the last one is planned.
+            if nbytes and self._begun:
+                taken = sum(one.nbytes for one in self._begun)
+                if len(self._begun) > 1 or taken + nbytes > self._nbytes:
+                    self._following = following
+                    return
             self._begin(following)
 
     def _drop_first(self) -> None:
@@ -142,6 +157,7 @@ def windows_of(
     order: PatchOrder,
     division: Division,
     volumes: Sequence[Volume],
+    residents: Residents,
     *,
     edge: str,
     nbytes: int,
@@ -155,9 +171,11 @@ def windows_of(
     order : PatchOrder
     division : Division
     volumes : sequence of Volume
+    residents : Residents
+        Arrays that stay in memory.
     edge : {"shift", "reflect", "fill"}
     nbytes : int
-        Most bytes of a window: larger ones are divided.
+        Most bytes of a window, with these arrays: larger ones are divided.
     epoch : int
     batches : range
         Numbers of the batches.
@@ -169,8 +187,9 @@ def windows_of(
     """
 
     def fitting(window: Window, chosen: Integers, rows: Integers) -> Iterator[FetchedWindow]:
-        found = FetchedWindow(window, volumes[window.volume], chosen, rows, edge)
-        if found.nbytes <= nbytes:
+        found = FetchedWindow(window, volumes[window.volume], chosen, rows, edge, residents)
+        if found.nbytes <= room:
+            found.claim()
             yield found
         elif len(chosen) > 1:
             half = len(chosen) // 2
@@ -178,10 +197,11 @@ def windows_of(
             yield from fitting(window, chosen[half:], rows[half:])
         else:
             raise gpustore.LimitError(
-                f"memory: a patch takes {found.nbytes} bytes, and {nbytes} are left beside the "
+                f"memory: a patch takes {found.nbytes} bytes, and {room} are left beside the "
                 "batches; choose more memory, or smaller patches"
             )
 
+    room = nbytes - residents.nbytes
     strata = partial(order.strata, epoch)
     for window in order.windows(epoch, batches.start * division.size):
         chosen, rows = division.chosen(window, batches, strata)

@@ -131,6 +131,18 @@ EXPORT std::int64_t gpustore_core_copy_runs(
     }
 }
 
+// Copies rectangles between memories of the host.
+EXPORT void gpustore_core_copy(const gpustore::CopyRows* rows) {
+    using namespace gpustore;
+    for (i64 row = 0; row < rows->rows; row++) {
+        Box box;
+        for (i64 d = 0; d < rows->rank; d++)
+            box.add(rows->count[d * rows->rows + row], rows->dst_stride[d], rows->src_stride[d]);
+        copy_box(reinterpret_cast<u8*>(rows->dst[row]), reinterpret_cast<const u8*>(rows->src[row]), box,
+            rows->itemsize, 0);
+    }
+}
+
 // Reduces blocks of elements to one element each; 0 if they are left to Python.
 EXPORT std::int64_t gpustore_core_downsample(const gpustore::Blocks* blocks) {
     try {

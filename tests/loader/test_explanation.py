@@ -71,15 +71,17 @@ def test_texts_and_json_say_the_same():
 
 
 def test_advice_is_a_larger_window_that_decodes_less():
-    def explained(**options):
-        sampler = RandomPatches((12, 12, 12), per_epoch=2000, **options)
-        return PatchLoader(stored("chunks"), sampler=sampler, batch_size=10).explain()
+    def explained(window, memory):
+        sampler = RandomPatches((12, 12, 12), per_epoch=2000, window=window)
+        store = stored("chunks")
+        return PatchLoader(store, sampler=sampler, batch_size=10, memory=memory).explain()
 
-    small = explained(window=5000)
+    small = explained(5000, 260_000)
     assert small.limited_by == "window"
     assert small.decodes_per_chunk > 1.6
     (advice,) = small.advice
-    larger = explained(window=int(re.search(r" window=(\d+) with memory=\d+ ", advice)[1]))
+    found = re.search(r" window=(\d+) with memory=(\d+) ", advice)
+    larger = explained(*map(int, found.groups()))
     assert advice.endswith(f"decodes it {larger.decodes_per_chunk:.3g} times.")
     assert larger.decodes_per_chunk <= 1.6
 

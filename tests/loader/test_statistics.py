@@ -4,13 +4,12 @@ import json
 import os
 import pickle
 import re
-import time
 
 import numpy as np
 import pytest
 
 import gpustore
-from gpustore.loader import PatchLoader, RandomPatches
+from gpustore.loader import PatchLoader, RandomPatches, statistics
 from gpustore.loader.statistics import limiting_stage
 from tests.emulator import host_build
 from tests.on_device import emulated
@@ -73,7 +72,7 @@ def test_counts_are_those_of_the_reads(values):
 
 def test_chunks_in_a_cache_are_not_decoded(values):
     context = gpustore.Context({"cache_pool": {"total_bytes_limit": 10**7}})
-    loader = loader_of(stored(values[:16], context))
+    loader = loader_of(stored(values[:16], context), memory="160 kB")  # Too little for all of it.
     run(loader)
     found = run(loader)
     assert found["chunks_decoded"] == 2 * 4 * 4
@@ -101,16 +100,31 @@ def test_nothing_limits_before_the_first_batch(values):
     assert loader_of(stored(values)).stats()["limited_by"] is None
 
 
-def test_a_slow_program_limits(values):
-    names = "read_s", "plan_s", "cut_s", "convert_s"
+class CountedClock:
+    """Clock that goes on by a millisecond when it is looked at, or as it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 0.001
+        return self.now
+
+    thread_time = process_time = perf_counter
+
+
+def test_a_slow_program_limits(values, monkeypatch):
+    clock = CountedClock()
+    monkeypatch.setattr(statistics, "time", clock)
 
     def use(batch):
-        end = time.perf_counter() + 2 * sum(loader.stats()[name] for name in names)
-        while time.perf_counter() < end:
-            pass
+        clock.now += 1
 
-    loader = loader_of(stored(values), transform=use)
-    assert run(loader)["limited_by"] == "consumer"
+    # Without threads that look at the clock meanwhile.
+    loader = loader_of(gpustore.array(values), transform=use, prefetch=0)
+    found = run(loader)
+    assert found["limited_by"] == "consumer"
+    assert 25 < found["used_s"] < 25.1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +169,7 @@ def test_less_cpu_time_is_expected_where_other_processes_have_it():
 @pytest.mark.skipif(host_build.COMPILER is None, reason="no C++ compiler")
 def test_on_a_device_the_same_is_counted_and_explained(values, tmp_path):
     store = gpustore.save(str(tmp_path), values, chunks=(8, 8, 8), codec="zstd")
-    expected = run(loader_of(store))
+    expected = run(loader_of(store, memory="160 kB"))  # Too little for the array to stay.
     with emulated() as device:
         there = gpustore.open(store.spec(), device=device.name).result()
         with loader_of(there, to="cupy") as loader:

@@ -143,7 +143,8 @@ def test_a_chunk_that_changes_between_epochs_is_an_error(tmp_path, change, words
 def test_a_chunk_that_changes_within_an_epoch_is_an_error_where_it_is_read_again(tmp_path):
     store = created(str(tmp_path / "a.zarr"))
     sampler = RandomPatches((4, 4), per_epoch=40, window=16)
-    batches = iter(PatchLoader(store, sampler=sampler, batch_size=2, prefetch=0))
+    # Too little memory for what was read to stay.
+    batches = iter(PatchLoader(store, sampler=sampler, batch_size=2, prefetch=0, memory=164))
     next(batches)
     store.write(1).result()  # It was missing.
     with pytest.raises(gpustore.ConflictError, match=r"patches of array 'image'.*has changed"):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import gpustore
 from gpustore.loader.fetched_window import FetchedWindow
 from gpustore.loader.order import Window
+from gpustore.loader.residents import Residents
 from gpustore.loader.touched_chunks import TouchedChunks
 from gpustore.loader.volume import Volume
 
@@ -45,7 +46,7 @@ def test_chunks_are_those_of_the_elements(kind, begin, patch, places):
     room = np.array(volume.shape) - patch
     origins = np.array([np.multiply(place, room).astype(int) for place in places])
     numbers = np.arange(len(origins))
-    window = FetchedWindow(Window(0, 0, origins), volume, numbers, numbers, "shift")
+    window = FetchedWindow(Window(0, 0, origins), volume, numbers, numbers, "shift", Residents(()))
     fetched = window.arrays[0]
     touched = TouchedChunks(fetched.array)
     expected = set()
@@ -56,6 +57,6 @@ def test_chunks_are_those_of_the_elements(kind, begin, patch, places):
         columns = {j // 5 for j in range(low[1], high[1])}
         expected |= set(itertools.product(range(2), rows, columns))
     touched.add(fetched)
-    assert touched.different == len(expected) == fetched.explain().chunks
+    assert touched.different == len(expected) == fetched.explain()[0].chunks
     touched.add(fetched)
     assert touched.different == len(expected)

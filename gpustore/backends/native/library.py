@@ -11,7 +11,7 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 11_627_645_124_267_257
+ABI = 9_963_234_580_487_171
 """Number that ``gpustore_core_abi()`` returns if the library and this package fit together: a hash
 of the declarations that both share."""
 
