@@ -456,3 +456,25 @@ def test_damaged_chunks_of_precomputed_volumes_are_named(tmp_path):
         future.result()
         assert counts_of(future, *SIDES) == [2, 0, 0]
         del store, future
+
+
+def test_writes_to_a_part_of_precomputed_chunks_decode_them_on_the_device(tmp_path):
+    found = []
+    for side in ("host", "device"):
+        (tmp_path / side).mkdir()
+        spec = volume(tmp_path / side, 1)
+        if side == "host":
+            store = gpustore.open(spec, read=True, write=True).result()
+            store[3:12, 2:9] = store[1:10, 5:12].read().result()
+        else:
+            with emulated() as device:
+                store = gpustore.open(spec, device=device.name, read=True, write=True).result()
+                part = store[1:10, 5:12].read().result()
+                calls = device.counts["decode_images"]
+                future = store[3:12, 2:9].write(part)
+                future.result()
+                assert device.counts["decode_images"] == calls + 1
+                assert counts_of(future, "host_fallbacks", "host_encodings") == [0, 4]
+                del store, part, future
+        found.append(gpustore.open(spec).result().read().result())
+    assert np.array_equal(*found)
