@@ -287,11 +287,11 @@ class ArraySpec:
         return replace(self, constraints=merged)
 
     def open(self, request: OpenRequest) -> Opening:
-        """Open a driver over the array, without a copy."""
+        """Open a driver over a copy of the array: what is written to it is not in the spec."""
         with prefixing('Error opening "array" driver'):
             self._check()
             driver = wrap(
-                self.array,
+                self.array.copy("K"),
                 request.context,
                 dtype=self.constraints.dtype,
                 units=self.constraints.dimension_units,

@@ -441,6 +441,20 @@ def test_there_is_nothing_to_resize_and_no_url():
         gpustore.Spec({"driver": "array", "array": [1]})
 
 
+def test_what_is_written_is_not_in_the_spec():
+    found = []
+    for library in (gpustore, ts):
+        spec = library.array(np.arange(3)).spec()
+        store = library.open(spec).result()
+        store[0] = 9
+        view = library.overlay([spec])
+        view[1] = 9
+        seen = store, library.open(spec).result(), view
+        found.append([one.read().result().tolist() for one in seen])
+        found[-1].append(spec.to_json()["array"])
+    assert found[0] == found[1]
+
+
 def test_stores_and_specs_survive_pickling():
     store = gpustore.array(np.arange(6.0).reshape(2, 3))[1, 1:]
     again = pickle.loads(pickle.dumps(store))
