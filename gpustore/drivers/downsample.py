@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,18 +86,12 @@ class DownsampleDriver(OverBase):
     Attributes
     ----------
     base : Driver
-    base_transform : IndexTransform
-        From the domain that is downsampled to that of the base.
-    factors : tuple of int
-        Elements of a block along each dimension.
-    method : str
-        One of :data:`~gpustore.backends.downsampling.METHODS`, or ``"gaussian"``.
+    blocks : Blocks
+        Blocks of the elements of the base.
     """
 
     base: Driver
-    base_transform: IndexTransform
-    factors: tuple[int, ...]
-    method: str
+    blocks: Blocks
 
     id = "downsample"
     writable = False
@@ -105,11 +99,6 @@ class DownsampleDriver(OverBase):
     @property
     def dtype(self) -> dtype_:
         return self.base.dtype
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """Blocks of the elements of the base."""
-        return Blocks(self.base_transform, self.factors, self.method)
 
     @property
     def domain(self) -> IndexDomain:
@@ -131,11 +120,11 @@ class DownsampleDriver(OverBase):
         schema = Schema(domain=base.domain, chunk_layout=base.chunk_layout)
         if any(unit is not None for unit in base.dimension_units):
             schema.update(dimension_units=base.dimension_units)
-        return schema.transformed(self.base_transform)
+        return schema.transformed(self.blocks.base_transform)
 
     @property
     def chunk_layout(self) -> ChunkLayout:
-        return layout_of_cells(self._base_schema.chunk_layout, self.factors)
+        return layout_of_cells(self._base_schema.chunk_layout, self.blocks.factors)
 
     @property
     def fill_value(self) -> Any:
@@ -143,7 +132,7 @@ class DownsampleDriver(OverBase):
 
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:
-        return units_of_cells(self._base_schema.dimension_units, self.factors)
+        return units_of_cells(self._base_schema.dimension_units, self.blocks.factors)
 
     @property
     def attributes(self) -> Attributes | None:
@@ -156,7 +145,8 @@ class DownsampleDriver(OverBase):
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec of the base with factors and method."""
         base = self.base.spec(minimal=minimal)
-        return DownsampleSpec(base, self.base_transform, self.factors, self.method)
+        blocks = self.blocks
+        return DownsampleSpec(base, blocks.base_transform, blocks.factors, blocks.method)
 
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
@@ -172,7 +162,7 @@ class DownsampleDriver(OverBase):
         domain = self.domain.mark_bounds_implicit[False]
         transform = IndexTransform(domain)[transform]
         box = None if 0 in transform.domain.shape else self.blocks.box(transform, domain)
-        if self.method == "stride":
+        if self.blocks.method == "stride":
             return self.base.read(self.blocks.strided(transform), output, batch)
         shape, dtype = tuple(transform.domain.shape), self.dtype.array_dtype
         memory = output.memory(self.backend, shape, dtype)
@@ -206,7 +196,7 @@ class DownsampleDriver(OverBase):
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output
     ) -> Future[Any]:
         """Read the crops one after the other."""
-        if self.method == "stride":
+        if self.blocks.method == "stride":
             return self.base.read_many(self.blocks.strided(transform), starts, shape, output)
         crops = crop_transforms(self.domain, transform, starts, shape)
         memory = output.memory(self.backend, (len(crops), *shape), self.dtype.array_dtype)
@@ -236,7 +226,7 @@ class DownsampleDriver(OverBase):
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...]
     ) -> Explanation:
         """Explain the reads of the blocks of the cells of crops."""
-        if self.method == "stride":
+        if self.blocks.method == "stride":
             return self.base.explain_many(self.blocks.strided(transform), starts, shape)
         crops = crop_transforms(self.domain, transform, starts, shape)
         return self._explained(crops, (len(crops), *shape))
@@ -247,7 +237,7 @@ class DownsampleDriver(OverBase):
         domain, blocks = self.domain.mark_bounds_implicit[False], self.blocks
         found = []
         for transform in transforms:
-            if self.method == "stride" or 0 in transform.domain.shape:
+            if self.blocks.method == "stride" or 0 in transform.domain.shape:
                 found.append(self.base.explain(blocks.elements_of_cells(transform)))
                 continue
             box = blocks.box(IndexTransform(domain)[transform], domain)
@@ -281,9 +271,8 @@ class DownsampleDriver(OverBase):
     def resolve(self) -> Driver:
         """Return the view over the base with its currently stored bounds."""
         base = self.base.resolve()
-        return replace(
-            self, base=base, base_transform=IndexTransform(base.domain)[self.base_transform]
-        )
+        transform = IndexTransform(base.domain)[self.blocks.base_transform]
+        return replace(self, base=base, blocks=replace(self.blocks, base_transform=transform))
 
     def resize(self, transform: IndexTransform, request: ResizeRequest) -> Driver:
         """Raise MetadataError: there is nothing to write to."""
@@ -328,7 +317,7 @@ def downsample_driver(
     check_method(method, base.dtype, factors)
     if not base.readable:
         raise MetadataError("Cannot downsample write-only TensorStore")
-    return DownsampleDriver(base, transform, factors, method)
+    return DownsampleDriver(base, Blocks(transform, factors, method))
 
 
 @dataclass(frozen=True)

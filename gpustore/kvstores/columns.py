@@ -87,6 +87,21 @@ class ReadColumns:
         """Return columns for `count` keys without results."""
         return cls([ReadState.UNSPECIFIED] * count, [b""] * count, [None] * count, [-1] * count)
 
+    def take(self, i: int, request: ReadRequest, value: Buffer | None, generation: bytes) -> None:
+        """Fill an entry with a stored value, None for a missing one, as the request asks for it."""
+        self.generation[i] = generation
+        self.total[i] = -1 if value is None else len(value)
+        if request.if_equal is not None and not condition_holds(request.if_equal[i], generation):
+            return
+        if value is None:
+            self.state[i] = ReadState.MISSING
+        elif request.if_not_equal is None or request.if_not_equal[i] != generation:
+            try:
+                self.value[i] = part_of(value, i, request)
+                self.state[i] = ReadState.VALUE
+            except GpustoreError as error:
+                self.error[i] = error
+
     def raise_first(self) -> None:
         """Raise the failure of the earliest key, if any."""
         _raise_first(self.error)

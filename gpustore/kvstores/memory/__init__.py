@@ -14,18 +14,14 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from gpustore.errors import GpustoreError
 from gpustore.kvstores.base import KvStoreDriver, require_slashes, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     AtomicRequest,
     ReadColumns,
     ReadRequest,
-    ReadState,
     WriteColumns,
     WriteRequest,
-    condition_holds,
-    part_of,
 )
 from gpustore.url import encode_path
 
@@ -85,21 +81,7 @@ class MemoryKvStore(KvStoreDriver):
         entries = self._state.entries
         for i, key in enumerate(request.keys):
             entry = entries.get(key)
-            value, generation = (None, ABSENT) if entry is None else entry
-            result.generation[i] = generation
-            result.total[i] = -1 if value is None else len(value)
-            if request.if_equal is not None and not condition_holds(
-                request.if_equal[i], generation
-            ):
-                continue
-            if value is None:
-                result.state[i] = ReadState.MISSING
-            elif request.if_not_equal is None or request.if_not_equal[i] != generation:
-                try:
-                    result.value[i] = part_of(value, i, request)
-                    result.state[i] = ReadState.VALUE
-                except GpustoreError as error:
-                    result.error[i] = error
+            result.take(i, request, *((None, ABSENT) if entry is None else entry))
         return result
 
     def write_many(self, request: WriteRequest) -> WriteColumns:

@@ -18,11 +18,8 @@ from gpustore.kvstores.columns import (
     ABSENT,
     ReadColumns,
     ReadRequest,
-    ReadState,
     WriteColumns,
     WriteRequest,
-    condition_holds,
-    part_of,
 )
 from gpustore.kvstores.result import TimestampedStorageGeneration
 from gpustore.kvstores.transaction.stage import Stage
@@ -32,7 +29,6 @@ from gpustore.kvstores.transaction.staged_value import (
     merged_by,
     new_generation,
 )
-from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import shared
 from gpustore.runtime.transaction import TransactionExecutor
 
@@ -123,7 +119,7 @@ class TransactedKvStore(KvStoreDriver):
                 result.error[i] = self._changed(request.keys[i])
                 continue
             value, generation = (None, ABSENT) if found is None else (found.value, found.generation)
-            _deliver(value, generation, i, request, result)
+            result.take(i, request, value, generation)
         return result
 
     def _read_stored(
@@ -281,24 +277,6 @@ class TransactedKvStore(KvStoreDriver):
         together = self._plain.writes_together
         owner = self.stage if together else (self.stage, self._plain.unit(key))
         self.transaction._claim_for(owner, self.describe(key))
-
-
-def _deliver(
-    value: Buffer | None, generation: bytes, i: int, request: ReadRequest, result: ReadColumns
-) -> None:
-    """Fill a row of the result with a staged value."""
-    result.generation[i] = generation
-    result.total[i] = -1 if value is None else len(value)
-    if request.if_equal is not None and not condition_holds(request.if_equal[i], generation):
-        return
-    if value is None:
-        result.state[i] = ReadState.MISSING
-    elif request.if_not_equal is None or request.if_not_equal[i] != generation:
-        try:
-            result.value[i] = part_of(value, i, request)
-            result.state[i] = ReadState.VALUE
-        except GpustoreError as error:
-            result.error[i] = error
 
 
 def in_transaction(driver: KvStoreDriver, transaction: Transaction | None) -> KvStoreDriver:
