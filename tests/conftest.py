@@ -14,7 +14,7 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.queue import ORDERS
 from tests.waiting import is_at_rest, wait_until
 
-pytest_plugins = ["tests.matrix"]
+pytest_plugins = ["tests.matrix", "tests.collection_order"]
 
 OURS = ("gpustore", "tests", "benchmarks", "docs")
 
