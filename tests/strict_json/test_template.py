@@ -10,8 +10,9 @@ from gpustore.strict_json.parsing import parse
 from gpustore.strict_json.template import Template
 
 FREE = frozenset({"shape", "fill_value"})
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)  # Those that JSON has.
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    st.none() | st.booleans() | numbers | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=5,
 )
