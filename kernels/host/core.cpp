@@ -137,9 +137,10 @@ EXPORT void gpustore_core_copy(const gpustore::CopyRows* rows) {
     for (i64 row = 0; row < rows->rows; row++) {
         Box box;
         for (i64 d = 0; d < rows->rank; d++)
-            box.add(rows->count[d * rows->rows + row], rows->dst_stride[d], rows->src_stride[d]);
-        copy_box(reinterpret_cast<u8*>(rows->dst[row]), reinterpret_cast<const u8*>(rows->src[row]), box,
-            rows->itemsize, 0);
+            box.add(rows->count[d * rows->count_step + row], rows->dst_stride[d], rows->src_stride[d]);
+        const i64 src = rows->src_base + rows->src[row] + (rows->chunk ? rows->chunk[row] : 0);
+        const i64 dst = rows->dst_base + rows->dst[row];
+        copy_box(reinterpret_cast<u8*>(dst), reinterpret_cast<const u8*>(src), box, rows->itemsize, 0);
     }
 }
 

@@ -44,14 +44,14 @@ def core_copy_boxes(
     core, n = _core(), len(rows)
     if core is None or source.dtype.hasobject or source.ndim > _MOST_RANK:
         return False
-    src = address_of(source) + starts @ np.array(source.strides, np.int64)
-    dst = address_of(out) + rows * out.strides[0]
+    src = starts @ np.array(source.strides, np.int64)
+    dst = rows * out.strides[0]
     count = np.repeat(np.array(out.shape[1:], np.int64), n)
-    columns = address_of(src), address_of(dst), address_of(count)
+    places = address_of(src), address_of(dst), address_of(source), address_of(out)
     rank = source.ndim
-    struct = numbers("q", (n, rank, source.itemsize, 1, *columns, 0, 0))
     strides = numbers("q", (*source.strides, *out.strides[1:]))
     here = strides.buffer_info()[0]
-    struct[7], struct[8] = here, here + 8 * rank
+    columns = (*places, 0, address_of(count), n, here, here + 8 * rank)
+    struct = numbers("q", (n, rank, source.itemsize, 1, *columns))
     core.gpustore_core_copy(struct.buffer_info()[0])
     return True

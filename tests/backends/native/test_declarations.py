@@ -265,3 +265,11 @@ def test_blocks():
     assert [np.dtype(kind).name.upper() for kind in KINDS] == kinds
     words = {"min": "LEAST", "max": "LARGEST"}
     assert [words.get(method, method.upper()) for method in METHODS] == methods
+
+
+def test_rectangles():
+    """Members are in the order of ``core_copy_boxes`` and ``core_copy_launches``."""
+    assert list(members("CopyRows")) == [
+        *("rows", "rank", "itemsize", "unit", "src", "dst", "src_base", "dst_base"),
+        *("chunk", "count", "count_step", "src_stride", "dst_stride"),
+    ]
