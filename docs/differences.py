@@ -339,6 +339,11 @@ def atomic_shards_in_memory(api: ModuleType, folder: Path) -> object:
     return "commits"
 
 
+def relative_file_url(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.KvStore.Spec("file://a/b/").path
+
+
 def illegal_staged_key(api: ModuleType, folder: Path) -> object:
     transaction = api.Transaction()
     store = api.KvStore.open(f"file://{folder}/").result().with_transaction(transaction)
@@ -352,6 +357,7 @@ DIFFERENCES = (
         "`repr(store)`", shown, "one line fits a prompt; `print(store.spec())` has the JSON"
     ),
     Difference("a path without `file://`", opened_by_path, "a path is the most frequent place"),
+    Difference("relative path in a URL", relative_file_url, "documents of TensorStore have such"),
     Difference("a context given as JSON", context_of_json, "one object less to make"),
     Difference("`storage_statistics` of a stack", stored_layers, "those of its layers, together"),
     Difference("`dtype == object`", compared_dtype, "a comparison must not fail"),

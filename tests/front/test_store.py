@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+import tensorstore
 
 import gpustore
 from tests.drivers.parity import (
@@ -500,3 +501,17 @@ def test_what_is_wrong_with_an_index_is_not_about_bounds():
     with pytest.raises(IndexError, match="single ellipsis") as error:
         gpustore.array([[1, 2], [3, 4]])[..., 1, ...]
     assert "store.numpy" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 7, 4)])
+def test_dimensions_that_do_not_fit_are_told_as_by_tensorstore(shape):
+    found = []
+    for library in (gpustore, tensorstore):
+        domain = library.IndexDomain(labels=["", "y", "x"], shape=[3, 7, 5])
+        store = library.open(
+            {"driver": "zarr3", "kvstore": "memory://"}, create=True, dtype="uint8", domain=domain
+        ).result()
+        with pytest.raises(ValueError, match="Error aligning dimensions") as error:
+            store[:, 1:].write(np.zeros(shape, "uint8")).result()
+        found.append(str(error.value).partition(" [tensorstore")[0])
+    assert found[0] == found[1]

@@ -18,6 +18,7 @@ from gpustore.backends import dlpack
 from gpustore.backends.host.retained_memory import SMALLEST_NBYTES, retained
 from gpustore.errors import LimitError, MismatchError
 from gpustore.index_space import IndexDomain
+from gpustore.strict_json.parsing import quote
 
 
 def _physical_nbytes() -> int:
@@ -203,8 +204,10 @@ def broadcast(array: NDArray[Any], domain: IndexDomain) -> NDArray[Any]:
                 wrong.append(f"source dimension {i} [0, {size}) has no target dimension")
         elif size not in (1, shape[i - extra]):
             low, high = domain.inclusive_min[i - extra], domain.exclusive_max[i - extra]
+            label = domain.labels[i - extra]
+            name = f"{i - extra} {quote(label)}:" if label else f"{i - extra}"
             wrong.append(
-                f"source dimension {i} [0, {size}) mismatch with target dimension {i - extra} "
+                f"source dimension {i} [0, {size}) mismatch with target dimension {name} "
                 f"[{low}, {high})"
             )
     if wrong:
