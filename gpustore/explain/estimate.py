@@ -27,6 +27,7 @@ from gpustore.device.protocol import Decoders, DecoderState
 from gpustore.explain.explanation import Bounds, CodecPath, Explanation, SubmissionSizes
 from gpustore.pipelines.chunked_array import ChunkedArray, decoder_choice
 from gpustore.pipelines.fetch import GAP_NBYTES
+from gpustore.pipelines.native_fill import fetches_whole
 from gpustore.pipelines.read import chunks_of
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
@@ -200,6 +201,7 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
     if not isinstance(refiner, RawBytesRefiner):
         return Bounds(len(plan) * nbytes, len(plan) * nbytes), nbytes
     narrows = array.native is not None
+    is_short = array.native_staging is not None and fetches_whole(array.chain)
     if narrows and isinstance(plan, CopyPlan):
         spans = plan.region_spans(refiner.itemsize)
     else:
@@ -210,7 +212,7 @@ def _ranges(array: ChunkedArray, plan: ChunkPlan | CopyPlan) -> tuple[Bounds, in
         # At the array's edge whole chunks may be narrowed too, beside others that are not whole.
         # The native core narrows each of them by itself.
         part = nbytes if all_whole and not narrows else refiner.part_nbytes(span)
-        largest = nbytes if is_whole and not narrows else part
+        largest = nbytes if (is_whole or is_short) and not narrows else part
         longest = max(longest, largest)
         least += count * part
         most += count * largest

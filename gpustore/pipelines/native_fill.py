@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.base import FilesOfTable, Sink, StagingPart
 from gpustore.backends.native.array import NativeArray
-from gpustore.codec_chain.layout import ChunkBytes
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.errors import DeviceError, GpustoreError
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
@@ -33,6 +33,10 @@ from gpustore.runtime.frames import without_locals
 
 PIECE_ROWS = 64, 512
 """Fewest and most rows that one of many threads takes at once, as long as there are enough."""
+
+WHOLE_NBYTES = 64 << 10
+"""Most bytes of an uncompressed chunk that is fetched whole for any part: the system reads so many
+in less time than Python needs to ask for fewer."""
 
 
 Leave = Callable[[RowTable, Sequence[int]], None]
@@ -89,9 +93,21 @@ def _piece_rows(
     return max(1, min(most, max(fewest, -(-rows // threads))))
 
 
-def _whole_rows(table: RowTable, plan: ChunkPlan, layout: ChunkBytes) -> NDArray[np.bool_] | None:
-    """Return a mask of the rows that need more than half an uncompressed chunk; None for all."""
-    if table.points:
+def fetches_whole(chain: CodecChain) -> bool:
+    """Return whether the core fetches uncompressed chunks whole for any part of them.
+
+    Illegal elements elsewhere in a chunk are no error of a read that needs a part.
+    """
+    return chain.layout.nbytes <= WHOLE_NBYTES and chain.all_legal
+
+
+def _whole_rows(table: RowTable, plan: ChunkPlan, chain: CodecChain) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows of which the core fetches whole uncompressed chunks; None for all.
+
+    They need more than half of it, or it is so short that a part costs more.
+    """
+    layout = chain.layout
+    if table.points or fetches_whole(chain):
         return None
     stride = np.abs(np.array(plan.src_stride, np.int64)).reshape(-1, 1)
     reach = (stride * (table.columns().count - 1)).sum(axis=0) + layout.dtype.itemsize
@@ -214,7 +230,7 @@ class NativeFill:
         reads_ranges = array.chain.is_raw and len(array.refiners) > len(array.levels)
         if not reads_ranges or not isinstance(plan, ChunkPlan):
             return None
-        return _whole_rows(table, plan, array.chain.layout)
+        return _whole_rows(table, plan, array.chain)
 
     def _split(self, tables: Iterable[RowTable]) -> Iterator[tuple[FilesOfTable, int, int]]:
         for table in tables:

@@ -196,7 +196,8 @@ def test_damaged_chunks_are_named_by_their_keys(tmp_path):
 
 
 def test_parts_of_raw_chunks_are_read_as_such(tmp_path, monkeypatch):
-    """Of a chunk of which less than half is wanted only the span that holds it is fetched."""
+    """Of a long chunk of which less than half is wanted only the span that holds it is fetched."""
+    monkeypatch.setattr(native_fill, "WHOLE_NBYTES", 0)
     host = created(tmp_path, "raw files")
     fetches = Fetches(monkeypatch)
     with emulated() as device:
@@ -206,6 +207,21 @@ def test_parts_of_raw_chunks_are_read_as_such(tmp_path, monkeypatch):
         assert future.statistics["bytes_fetched"] == 29 * 60 * 4
         del future
     assert fetches.rows == 10
+
+
+def test_short_raw_chunks_are_fetched_whole_by_the_core(tmp_path, monkeypatch):
+    host = created(tmp_path, "raw files")
+    fetches = Fetches(monkeypatch)
+    with emulated() as device:
+        there = opened(tmp_path, device)[3:5, :]
+        explanation, future = there.explain(), there.read()
+        assert np.array_equal(on_host(device, future.result()), host[3:5].read().result())
+        least, most = explanation.counts["bytes_fetched"]
+        assert least <= future.statistics["bytes_fetched"] <= most
+        assert future.statistics["bytes_fetched"] == explanation.chunks * explanation.chunk_nbytes
+        assert future.statistics["key_reads"] == explanation.chunks
+        del there, future
+    assert fetches.rows == 0
 
 
 # --------------------------------------------------------------------------- decoded chunks
