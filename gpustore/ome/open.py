@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import gpustore
-from gpustore import MetadataError
+from gpustore import MetadataError, NotFoundError
 from gpustore.ome.collection import Collection
 from gpustore.ome.image import Image
 from gpustore.ome.members import place_of
 from gpustore.ome.multiscale import ome_of
+from gpustore.ome.new_image import new_place
 from gpustore.ome.plate import Plate, Well
 
 
@@ -44,13 +45,22 @@ def open(
     ------
     NotFoundError
         If there is no group.
+    CorruptChunkError
+        If an archive was cut, or is none.
     MetadataError
         If the group has no OME metadata, or they are not as the specification has them; the text
         names the file and the member.
     UnsupportedError
         If they are of another version.
     """
-    group = gpustore.open_group(url, device=device, context=context).result()
+    try:
+        group = gpustore.open_group(url, device=device, context=context).result()
+    except NotFoundError:
+        archive = new_place(url)
+        if not str(archive).endswith(".ozx|zip:"):
+            raise
+        # What is no archive, or only a part of one, has no group; this says why.
+        group = gpustore.open_group(archive, device=device, context=context).result()
     where = f"{place_of(group)}: "
     stored = group.attrs.get("ome", group.attrs)
     if isinstance(stored, Mapping) and "labels" in stored:

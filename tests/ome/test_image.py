@@ -423,3 +423,15 @@ def test_a_server_that_denies_what_is_not_there(version, tmp_path):
         with pytest.raises(gpustore.StoreIOError, match="Forbidden") as info:
             ome.open(f"{server.url}/none")
         assert "nothing" in str(info.value)
+
+
+@pytest.mark.parametrize("kept", [0, 100, -30])
+def test_an_archive_that_was_cut_is_named_as_one(kept, tmp_path):
+    ome.write(tmp_path / "a.ozx", VALUES, axes="czyx")
+    whole = (tmp_path / "a.ozx").read_bytes()
+    (tmp_path / "a.ozx").write_bytes(whole[:kept])
+    with pytest.raises(gpustore.GpustoreError, match=r"a\.ozx.*ZIP") as info:
+        ome.open(tmp_path / "a.ozx")
+    assert not isinstance(info.value, gpustore.NotFoundError)
+    with pytest.raises(gpustore.NotFoundError, match=r"none\.ozx"):
+        ome.open(tmp_path / "none.ozx")
