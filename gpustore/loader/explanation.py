@@ -121,10 +121,8 @@ class LoaderExplanation:
             "memory": "some divided, as memory is too small",
             "arrays": "each a whole volume",
         }[self.limited_by]
-        return (
-            f"{self.windows:,} of about {mean:,.0f} patches, at most "
-            f"{format_nbytes(self.window_nbytes)}; {reason}"
-        )
+        most = f", at most {format_nbytes(self.window_nbytes)}" if self.window_nbytes else ""
+        return f"{self.windows:,} of about {mean:,.0f} patches{most}; {reason}"
 
     def _decoded_text(self) -> str:
         return (

@@ -68,6 +68,8 @@ def test_texts_and_json_say_the_same():
     assert "limited by the sampler's window" in text
     assert f"decoded      {found['decodes_per_chunk']:.3g} times each" in text
     assert "by           a: zstd (host)\nby           b: in memory" in text
+    assert found["resident_nbytes"] == 2 * np.prod(SHAPE)
+    assert "; 92.2 kB of arrays stay for the epoch\n" in text
 
 
 def test_advice_is_a_larger_window_that_decodes_less():
