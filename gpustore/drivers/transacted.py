@@ -10,7 +10,7 @@ from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.transaction import TransactedKvStore
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.pipelines.staged_writes import LayerStage, staged_write
+from gpustore.pipelines.staged_writes import LayerStage, staged_read, staged_write
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.future import Future
@@ -39,6 +39,10 @@ class TransactedDriver(ChunkedDriver):
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
     ) -> Future[Any]:
         """Read what is stored under what is staged; the commit waits for it."""
+        if batch is None and not self.is_outdated:
+            found = staged_read(self.plain_array, self.stage, transform, output)
+            if found is not None:
+                return found
         return self.transaction._during(lambda: ChunkedDriver.read(self, transform, output, batch))
 
     @property

@@ -204,6 +204,18 @@ class StagedChunk:
         steps = [stride // itemsize for stride in strides]
         np.ndarray(shape, bool, self.written, start // itemsize, steps)[...] = True
 
+    def taken(
+        self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any] | None:
+        """Return elements of `dtype` in a region, as a view; None unless all of it is written."""
+        itemsize = self._layout.dtype.itemsize
+        inside = (dtype.itemsize,) if len(strides) > len(shape) else ()
+        steps = [stride // itemsize for stride in strides]
+        region = np.ndarray(shape + inside, bool, self.written, start // itemsize, steps)
+        if not region.all():
+            return None
+        return np.ndarray(shape, dtype, self.elements, start, strides[: len(shape)])
+
     def place_points(self, rows: PlanWindow, i: int, source: HostMemory) -> None:
         """Copy the elements that index arrays choose in row `i` of a layer."""
         itemsize = self._layout.dtype.itemsize
@@ -252,6 +264,13 @@ class StagedChunks:
         """Add a layer of :func:`staged_elements`."""
         self.count += 1
         self._changed(part.cell).place(part.start, elements.shape, part.strides, elements)
+
+    def taken(
+        self, part: Part, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> NDArray[Any] | None:
+        """Return the elements of a part, as a view; None unless all of them are written."""
+        chunk = self._chunks.get(part.cell)
+        return None if chunk is None else chunk.taken(part.start, shape, part.strides, dtype)
 
     def lay(self, layer: Layer) -> None:
         """Add a layer."""

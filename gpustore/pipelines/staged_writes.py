@@ -13,11 +13,14 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from gpustore.backends.base import Layer
+from numpy.typing import NDArray
+
+from gpustore.backends.base import Layer, Output
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.transaction.staged_value import Overlayer
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.staged_chunk import (
+    Part,
     StagedChunks,
     are_worth_merging,
     part_of_chunk,
@@ -29,7 +32,7 @@ from gpustore.pipelines.staged_chunk import (
 from gpustore.pipelines.value_change import encoded, is_whole
 from gpustore.pipelines.writes_under_way import layers_of
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.future import ready
+from gpustore.runtime.future import Future, ready
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.transaction import Transaction, at_once
 from gpustore.runtime.write_futures import WriteFutures
@@ -44,10 +47,13 @@ class LayerStage(Protocol):
     def lay(self, overlayer: Overlayer, layers: Iterable[tuple[str, Any]]) -> None:
         """Stage layers over the values of keys."""
 
-    def merged(self, key: str, overlayer: Overlayer) -> AbstractContextManager[Any]:
+    def merged(
+        self, key: str, overlayer: Overlayer, *, changes: bool
+    ) -> AbstractContextManager[Any]:
         """Return a context with the merged layers of a key, which nobody else uses meanwhile.
 
-        It has None if there are none, or the transaction is not open.
+        It has None if there are none, or the transaction is not open. `changes` says whether a
+        layer is added.
         """
 
 
@@ -80,6 +86,27 @@ def staged_write(
     return WriteFutures(done, done)
 
 
+def staged_read(
+    array: ChunkedArray, store: LayerStage, transform: IndexTransform, output: Output
+) -> Future[Any] | None:
+    """Read what is staged and lies in one chunk; None if a stored value, or a codec, is needed.
+
+    What the native core decodes is what was encoded: other codecs may change elements, and readers
+    see what they make of them.
+    """
+    if array.native_values is None:
+        return None
+    transaction = store.transaction
+    writes = transaction._shared(id(array), lambda: _StagedWrites(array, transaction))
+    elements = writes.taken(store, transform)
+    if elements is None:
+        return None
+    memory = output.memory(array.backend, elements.shape, array.dtype)
+    array.backend.place(elements, memory)
+    STATISTICS.add(reads=1, chunks_planned=1)
+    return ready(output.filled(memory))
+
+
 class _StagedWrites:
     """Lays writes of one array over stored values.
 
@@ -99,6 +126,22 @@ class _StagedWrites:
         if array.grid is None:
             self._add_overlayer(array, transaction)
 
+    def _key_of(self, part: Part) -> str:
+        return self._key([at // ratio for at, ratio in zip(part.cell, self._ratio)])
+
+    def taken(self, store: LayerStage, transform: IndexTransform) -> NDArray[Any] | None:
+        """Return a copy of elements of one chunk of which all are in merged layers, else None."""
+        array = self.array
+        part = part_of_chunk(array, transform)
+        if part is None:
+            return None
+        shape, dtype = tuple(transform.domain.shape), array.chain.layout.dtype
+        with store.merged(
+            self._key_of(part), self._overlayers[array.chunk_shape], changes=False
+        ) as merged:
+            found = None if merged is None else merged.taken(part, shape, dtype)
+            return None if found is None else found.astype(array.dtype)
+
     def put(self, store: LayerStage, transform: IndexTransform, source: Any) -> bool:
         """Lay a write over the merged ones of its chunk; return whether there are any.
 
@@ -110,8 +153,8 @@ class _StagedWrites:
         part = part_of_chunk(array, transform)
         if part is None:
             return False
-        key = self._key([at // ratio for at, ratio in zip(part.cell, self._ratio)])
-        with store.merged(key, self._overlayers[array.chunk_shape]) as merged:
+        key = self._key_of(part)
+        with store.merged(key, self._overlayers[array.chunk_shape], changes=True) as merged:
             if merged is None:
                 return False
             memory = array.backend.source(source, transform.domain, array.dtype)

@@ -120,10 +120,10 @@ class StagedShard:
             laid.clear()
         lay_over(laid, overlayer, inner)
 
-    def merged(self, place: Place, overlayer: Overlayer) -> Any:
-        """Return the merged layers of a chunk, to be changed; None if there are none."""
+    def merged(self, place: Place, overlayer: Overlayer, *, changes: bool) -> Any:
+        """Return the merged layers of a chunk; None if there are none."""
         found = merged_by(self._laid.get(place, ()), overlayer)
-        if found is not None:
+        if changes and found is not None:
             self.count += 1
             self._changed[place] = self.count
         return found
@@ -161,8 +161,8 @@ class ShardStage:
         self._store.lay(staged, (staged.layer(key, overlayer, one) for key, one in layers))
 
     @contextmanager
-    def merged(self, key: str, overlayer: Overlayer) -> Iterator[Any]:
+    def merged(self, key: str, overlayer: Overlayer, *, changes: bool) -> Iterator[Any]:
         """Give the merged layers of a chunk, as :meth:`TransactedKvStore.merged` those of a key."""
         place = self._staged.place(key)
-        with self._store.merged(place.shard, self._staged) as shard:
-            yield None if shard is None else shard.merged(place, overlayer)
+        with self._store.merged(place.shard, self._staged, changes=changes) as shard:
+            yield None if shard is None else shard.merged(place, overlayer, changes=changes)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.backends.native.library import library
 from tests.matrix import each
 from tests.on_device import emulated, on_host
 
@@ -91,6 +92,7 @@ steps = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 6), st.integers(0, 5), st.just("scalar")),
     st.tuples(st.just("transposed"), along(7), along(6), st.just("full")),
     st.just(("read",)),
+    st.tuples(st.just("part"), along(7), along(6)),
     st.tuples(st.just("outside"), st.integers(0, 6), st.integers(0, 5)),
     st.just(("all",)),
 )
@@ -138,6 +140,12 @@ def run(form, program, device, on_host):
             store = staged[number // 50 % 2][at]
             if kind == "read":
                 check(staged[0])
+            elif kind == "part":
+                places, ranks = chosen(arguments)
+                found = on_host(store.oindex[tuple(arguments)].read().result())
+                whole = np.where(written[at], inside[at], stored[at])[places]
+                shape = [axis.size for axis, rank in zip(places, ranks, strict=True) if rank]
+                assert (found == whole.reshape(shape)).all()
             elif kind == "outside":
                 value = elements(np.array([number]))[0]
                 fields[at][tuple(arguments)] = stored[at][tuple(arguments)] = value
@@ -225,6 +233,29 @@ def test_reads_of_shards_encode_what_was_changed_since_the_last_one():
             assert (staged.read().result() == expected).all()
             assert gpustore.statistics["bytes_encoded"] - before == 8
     assert (store.read().result() == expected).all()
+
+
+@pytest.mark.skipif(library() is None, reason="no native core")
+@each("form", ["plain", "shards", "compressed"])
+def test_reads_of_what_is_staged_need_no_codec(form):
+    ((store,), _), _ = array_of(form, "cpu")
+    with gpustore.Transaction() as transaction:
+        staged = store.with_transaction(transaction)
+        for number in range(8):
+            staged[:2, 1:4] = number
+        before = gpustore.statistics.snapshot()
+        out = np.zeros((2, 2), "int16")
+        assert staged[:2, 2:4].read(out=out[:, ::-1]).result().tolist() == [[7, 7], [7, 7]]
+        assert (out == 7).all()
+        assert int(staged[1, 1].read().result()) == 7
+        after = gpustore.statistics.snapshot()
+        assert after["reads"] - before["reads"] == 2
+        for name in ("bytes_encoded", "bytes_decoded", "key_reads"):
+            assert after.get(name, 0) == before.get(name, 0)
+        staged.read().result()
+        assert staged[0, 0].read().result() == 0
+    with pytest.raises(gpustore.TransactionError):
+        staged[1, 1].read().result()
 
 
 def test_elements_beside_a_staged_part_of_a_wider_chunk_stay():

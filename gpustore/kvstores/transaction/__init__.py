@@ -261,11 +261,12 @@ class TransactedKvStore(KvStoreDriver):
         return TimestampedStorageGeneration(generation, time.time())
 
     @contextmanager
-    def merged(self, key: str, overlayer: Overlayer) -> Iterator[Any]:
-        """Give the merged layers of a key, to be changed under the lock.
+    def merged(self, key: str, overlayer: Overlayer, *, changes: bool) -> Iterator[Any]:
+        """Give the merged layers of a key, to be used under the lock.
 
         None if there are none, or the transaction is not open.
         """
+        del changes  # Merged layers count them.
         stage = self.stage
         with stage.lock:
             entry = stage.entries.get(key) if self.transaction._accepts else None
