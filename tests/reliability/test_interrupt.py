@@ -1,19 +1,18 @@
 """Ctrl-C during a long read or write."""
 
-import time
-
 import numpy as np
 import pytest
 
 import gpustore
 from gpustore.backends.native import library
 from tests.reliability.array_on_disk import create
-from tests.reliability.subprocesses import run, start
+from tests.reliability.subprocesses import run
 from tests.reliability.worker import QUICK
 
 pytestmark = pytest.mark.matrix("costly")
 
 SHAPE = (4096, 2048)
+NBYTES = 2 * 4096 * 2048
 LONG_SHAPE = (1 << 16, 512)
 
 
@@ -29,22 +28,18 @@ def path(tmp_path_factory):
     return directory
 
 
-def interrupt(action, path, delay_s):
-    """Press Ctrl-C after a while; return what the worker says of the time after."""
-    with start("interrupted", action, path) as worker:
-        assert worker.stdout.readline() == "ready\n", worker.stderr.read()
-        time.sleep(delay_s)  # Any moment will do.
-        out, err = worker.communicate("now\n", timeout=200)
-    assert worker.returncode == 0, err
-    name, *rest = out.rstrip().split(",")
+def interrupt(action, path, amount):
+    """Press Ctrl-C after an amount of work; return what the worker says of the time after."""
+    name, *rest = run("interrupted", action, path, amount).rstrip().split(",")
     assert name == "KeyboardInterrupt"
     return rest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.05, 0.3])
-def test_write(path, delay_s):
-    changed, changed_late, temporary, _, idle, works = interrupt("write", path, delay_s)
+@pytest.mark.parametrize("part", [0, 0.1, 0.5])
+def test_write(path, part):
+    amount = int(part * NBYTES)
+    changed, changed_late, temporary, _, idle, works = interrupt("write", path, amount)
     assert int(changed) <= 16
     assert int(changed_late) == 0
     assert int(temporary) == 0
@@ -75,7 +70,7 @@ def test_write_of_shards(tmp_path):
     shard = 256
     store = create_shards(path, SHAPE, 32, shard, "zstd")
     store[...] = 1
-    changed, changed_late, temporary, _, idle, works = interrupt("write", path, 0.3)
+    changed, changed_late, temporary, _, idle, works = interrupt("write", path, NBYTES // 2)
     assert int(changed) <= 16
     assert (changed_late, temporary, idle, works) == ("0", "0", "True", "True")
     # Each shard is of one version: the old one or the new one, whole.
@@ -86,21 +81,21 @@ def test_write_of_shards(tmp_path):
 
 @pytest.mark.slow
 def test_read_many(path):
-    assert interrupt("read-many", path, 0.1) == ["0", "0", "0", "0", "True", "True"]
+    assert interrupt("read-many", path, 1) == ["0", "0", "0", "0", "True", "True"]
 
 
 @pytest.mark.slow
 def test_read(path):
-    assert interrupt("read", path, 0.1) == ["0", "0", "0", "0", "True", "True"]
+    assert interrupt("read", path, 1) == ["0", "0", "0", "0", "True", "True"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [(8, 8), (128, 256)])
-def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk):
+@pytest.mark.parametrize(("chunk", "amount"), [((8, 8), 1), ((128, 256), 0)])
+def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk, amount):
     """Small chunks are read by one thread, in one task of half a million."""
     shape = LONG_SHAPE if chunk == (8, 8) else (LONG_SHAPE[0] * 16, LONG_SHAPE[1] * 4)
     create("zarr3 zstd crc32c", f"file://{tmp_path}/a/", shape=shape, chunk=chunk)
-    changed, changed_late, temporary, missing, idle, _ = interrupt("read", tmp_path / "a", 0.1)
+    changed, changed_late, temporary, missing, idle, _ = interrupt("read", tmp_path / "a", amount)
     assert (changed, changed_late, temporary, idle) == ("0", "0", "0", "True")
     assert int(missing) <= 8 * 4096  # Of half a million: a batch a thread.
 
@@ -110,7 +105,7 @@ def test_threads_stop_reading_what_nobody_wants(tmp_path, chunk):
 def test_threads_stop_reading_a_shard(tmp_path, codec):
     """All of it is one file of long inner chunks."""
     create_shards(tmp_path / "a", (8192, 8192), 1024, 8192, codec)[...] = 1
-    changed, changed_late, temporary, _, idle, works = interrupt("read", tmp_path / "a", 0.2)
+    changed, changed_late, temporary, _, idle, works = interrupt("read", tmp_path / "a", 1)
     assert (changed, changed_late, temporary, idle, works) == ("0", "0", "0", "True", "True")
 
 

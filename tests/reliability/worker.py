@@ -4,7 +4,7 @@ worker.py overwrite NAME PATH MOMENT...  children that write until each is kille
 worker.py commit SPECS ATOMIC MOMENT...  children that commit transactions until they are killed
 worker.py forked NAME URL                reads and writes before and after a fork
 worker.py forked-busy NAME URL COUNT     forks while threads read and write
-worker.py interrupted ACTION PATH        reads or writes until Ctrl-C
+worker.py interrupted ACTION PATH AMOUNT reads or writes until Ctrl-C, which comes after an amount
 worker.py interrupted-in-codec ACTION PATH
                                          Ctrl-C while a codec works on a long chunk
 worker.py leave PATH HOW                 ends while writes are pending that nobody waits for
@@ -200,40 +200,47 @@ def meet(store):
     barrier.wait(200)
 
 
-def interrupted(action, path):
-    """Start something long; print how it ended and what happened afterwards.
+def interrupted(action, path, amount):
+    """Do something long; print how it ended and what happened afterwards.
 
-    Ctrl-C comes after a line on standard input, once the program waits for a result: work that is
-    interrupted while it is being submitted has no future yet that could cancel it.
+    Ctrl-C comes when an amount of it is done, missing chunks or bytes of others, and the program
+    waits for the result: work that is interrupted while it is being submitted has no future yet
+    that could cancel it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     store = gpustore.open(str(path)).result()
     starts = np.random.default_rng(4).integers(0, np.array(store.shape) - 63, (4000, 2))
-    waited = None
-    is_asked, is_over = threading.Event(), threading.Event()
+
+    def begin(version):
+        if action == "write":
+            return store.write(version)
+        return store.read_many(starts, [64, 64]) if action == "read-many" else store.read()
+
+    if action == "write":
+        begin(2).result()  # All chunks are those of this process.
+    running = waited = None
+    is_over = threading.Event()
+
+    def is_time():
+        if is_over.is_set() or waited is None or not waited._waiters:
+            return is_over.is_set()
+        done = running.statistics.snapshot()
+        names = "chunks_missing", "bytes_decoded", "bytes_encoded"
+        return sum(done.get(name, 0) for name in names) >= int(amount)
 
     def press():
-        sys.stdin.readline()
-        is_asked.set()
-        wait_until(lambda: is_over.is_set() or (waited is not None and waited._waiters))
+        wait_until(is_time)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press, daemon=True).start()
+    presser = threading.Thread(target=press)
+    presser.start()
     name = "nothing"
     try:
-        print("ready", flush=True)
-        for version in itertools.count(2):
-            if is_asked.is_set():
-                is_over.set()
-                while True:  # A signal just before signal.pause() would not end it.
-                    time.sleep(0.01)
-            if action == "write":
-                waited = store.write(version).commit
-            elif action == "read-many":
-                waited = store.read_many(starts, [64, 64])
-            else:
-                waited = store.read()
-            waited.result()
+        running = begin(3)
+        waited = running.commit if action == "write" else running
+        waited.result()
+        is_over.set()
+        presser.join()
     except KeyboardInterrupt:
         name = "KeyboardInterrupt"
     (chunks, _), fetched = files(path), fetches()
