@@ -49,8 +49,8 @@ class PatchLoader:
     Which patches a batch has depends on the sampler and the epoch alone. Chunks are decoded about
     once an epoch: a window of neighbouring patches is read at once, and the next one while batches
     of the last are used. Arrays that are read to host memory and take at most half of `memory`
-    stay there for the epoch, so that each chunk is decoded once. A thread makes batches ahead; no
-    worker process is needed.
+    stay there for the epoch, so that each chunk is decoded once, but for patches that are so few in
+    a window that they are read alone. A thread makes batches ahead; no worker process is needed.
 
     Of arrays that are read to a GPU, batches are made there by one launch each, on the stream that
     is current when a batch is asked for: later work of that stream runs behind it, and the host
