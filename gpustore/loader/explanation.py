@@ -53,7 +53,8 @@ class LoaderExplanation:
         Bytes that the largest window takes, beside arrays that stay in memory.
     resident_nbytes : int
         Bytes of the arrays that stay in memory for an epoch, as they take at most half of what is
-        left beside the batches: each of their chunks is read once, whatever the windows are.
+        left beside the batches: each of their chunks is read once, but for patches that are read
+        alone.
     memory_nbytes : int
         Most bytes that windows and batches take together.
     memory : int
