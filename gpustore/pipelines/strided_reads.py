@@ -27,7 +27,7 @@ from gpustore.backends.native.request import MOST_ROWS, Request
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
-from gpustore.runtime.cancel_token import CancelToken, cancelled_error
+from gpustore.runtime.cancel_token import Cancelled, CancelToken
 from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.statistics import STATISTICS, Operation, attributed, begin_amount
 
@@ -270,7 +270,7 @@ def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
     while request.read(wanted):
         wanted.check()
         if futures and all(future.cancelled() for future in futures):
-            raise cancelled_error()
+            raise Cancelled
 
 
 def _share(request: Request, reads: int) -> int:

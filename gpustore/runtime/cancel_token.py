@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def cancelled_error() -> asyncio.CancelledError:
-    """Return TensorStore's error for cancelled work; `except Exception` lets it pass.
+class Cancelled(BaseException):
+    """Ends a task whose work is no longer wanted; callers get :func:`cancelled_error` for it.
 
-    :mod:`asyncio` is imported for it: most programs need neither.
+    :mod:`asyncio` is not imported for it: most programs need neither, and a program that Ctrl-C
+    ends, and which then imports modules, has an exit status that does not tell of the signal.
     """
+
+
+def cancelled_error() -> asyncio.CancelledError:
+    """Return TensorStore's error for cancelled work; `except Exception` lets it pass."""
     import asyncio
 
     return asyncio.CancelledError()
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Return whether `error` says that work was cancelled, in asyncio's words or those of threads.
+    """Return whether `error` says that work was cancelled, in anybody's words.
 
-    Without their modules there is no such error, so they are not imported for it.
+    Without the modules of asyncio and of threads there is no such error of theirs.
     """
-    return any(
+    return isinstance(error, Cancelled) or any(
         isinstance(error, getattr(sys.modules.get(module), "CancelledError", ()))
         for module in ("asyncio", "concurrent.futures")
     )
@@ -84,9 +89,9 @@ class CancelToken:
             RUNNING.token = outer
 
     def check(self) -> None:
-        """Raise CancelledError if the work is no longer wanted, for instance before a rename."""
+        """Raise Cancelled if the work is no longer wanted, for instance before a rename."""
         if self.cancelled:
-            raise cancelled_error()
+            raise Cancelled
 
 
 class _Running(threading.local):

@@ -470,6 +470,8 @@ def _drain() -> None:
     """Wait at exit for writes that are not done, for at most five seconds."""
     deadline = time.time() + _DRAIN_S
     for write in list(_writes):
+        if write.cancelled():
+            continue
         try:
             error = write.exception(deadline=deadline)
         except BaseException as raised:

@@ -818,7 +818,7 @@ class EmulatedDevice:
         try:
             work()
         except DeviceError as error:
-            self._lost = error
+            self._lost = error.text  # The error itself keeps what the test's frames have.
             raise
 
     def _lose(self, number):
@@ -839,12 +839,12 @@ class _Asked:
         try:
             device.counts[self._operation] += 1
             if device._lost is not None:
-                raise DeviceError(device._lost.text)
+                raise DeviceError(device._lost)
             call = (self._operation, device.counts[self._operation] - 1)
             if call in device.faults.failing:
                 error = DeviceError(f"device {device.name}: {call[0]} failed: injected")
                 if device.faults.failing[call]:
-                    device._lost = error
+                    device._lost = error.text
                 raise error
             if call in device.faults.lacking:
                 kind = PinnedMemoryError if call[0] == "allocate_pinned" else MemoryError

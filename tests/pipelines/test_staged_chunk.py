@@ -1,5 +1,6 @@
 """Staged writes that are merged, against NumPy: boxes, steps, points; read and committed."""
 
+import gc
 import math
 import tracemalloc
 
@@ -190,6 +191,7 @@ def test_writes_of_the_same_elements_take_no_more_memory(form):
     tracemalloc.start()
     try:
         write(300)
+        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,12 +1,14 @@
 """Ctrl-C during a long read or write."""
 
+import signal
+
 import numpy as np
 import pytest
 
 import gpustore
 from gpustore.backends.native import library
 from tests.reliability.array_on_disk import create
-from tests.reliability.subprocesses import run
+from tests.reliability.subprocesses import run, start
 from tests.reliability.worker import QUICK
 
 pytestmark = pytest.mark.matrix("costly")
@@ -48,6 +50,15 @@ def test_write(path, part):
     chunks = found.reshape(SHAPE[0] // 64, 64, SHAPE[1] // 64, 64)
     assert (chunks == chunks[:, :1, :, :1]).all()
     assert found.min() >= 1
+
+
+@pytest.mark.slow
+def test_a_program_that_ctrl_c_ends_during_a_write_ends_by_the_signal(path):
+    """A shell that runs it in a loop ends the loop then."""
+    with start("interrupted", "write-and-leave", path, NBYTES // 10) as worker:
+        _, err = worker.communicate(timeout=200)
+    assert worker.returncode == -signal.SIGINT, err
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def create_shards(path, shape, inner, shard, codec):

@@ -201,7 +201,7 @@ def meet(store):
 
 
 def interrupted(action, path, amount):
-    """Do something long; print how it ended and what happened afterwards.
+    """Do something long; print how it ended and what happened afterwards, or just leave.
 
     Ctrl-C comes when an amount of it is done, missing chunks or bytes of others, and the program
     waits for the result: work that is interrupted while it is being submitted has no future yet
@@ -212,11 +212,12 @@ def interrupted(action, path, amount):
     starts = np.random.default_rng(4).integers(0, np.array(store.shape) - 63, (4000, 2))
 
     def begin(version):
-        if action == "write":
+        if is_write:
             return store.write(version)
         return store.read_many(starts, [64, 64]) if action == "read-many" else store.read()
 
-    if action == "write":
+    is_write = action in ("write", "write-and-leave")
+    if is_write:
         begin(2).result()  # All chunks are those of this process.
     running = waited = None
     is_over = threading.Event()
@@ -237,11 +238,13 @@ def interrupted(action, path, amount):
     name = "nothing"
     try:
         running = begin(3)
-        waited = running.commit if action == "write" else running
+        waited = running.commit if is_write else running
         waited.result()
         is_over.set()
         presser.join()
     except KeyboardInterrupt:
+        if action == "write-and-leave":
+            raise
         name = "KeyboardInterrupt"
     (chunks, _), fetched = files(path), fetches()
     meet(store)  # What ran has ended.

@@ -31,7 +31,7 @@ from gpustore.backends.device.submission import Submission
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.protocol import Device, DeviceArray, Event, Stream
 from gpustore.errors import DeviceError
-from gpustore.runtime.cancel_token import CancelToken, cancelled_error
+from gpustore.runtime.cancel_token import Cancelled, CancelToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Submissions:
             buffer = oldest = None
             with self._lock:
                 if self._has_failed:
-                    raise cancelled_error()
+                    raise Cancelled
                 opened = self._open
                 if opened is not None:
                     self._fill(opened, rows)

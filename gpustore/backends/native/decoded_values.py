@@ -42,7 +42,7 @@ def decode_values(
 
     Raises
     ------
-    CancelledError
+    Cancelled
         If the work of this thread is no longer wanted.
     """
     n = len(values)

@@ -154,7 +154,7 @@ def fetch_files(
 
     Raises
     ------
-    CancelledError
+    Cancelled
         If the work of this thread is no longer wanted.
     ConflictError
         If a file has changed since it was read before, where generations are noted.

@@ -17,7 +17,6 @@ import contextlib
 import random
 import threading
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +28,7 @@ from gpustore.kvstores.buckets.authorization import Asked
 from gpustore.kvstores.buckets.listing import parse_xml
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpRequest, HttpResponse
+from gpustore.runtime.cancel_token import Cancelled
 
 PART_NBYTES: Final = 16 << 20
 _MOST_PARTS: Final = 10_000
@@ -93,7 +93,7 @@ class MultipartUpload:
                         "the response does not say what was written", status="UNKNOWN"
                     )
                 response.headers["etag"] = tag
-        except CancelledError:
+        except Cancelled:
             # Requests of this thread are cancelled; another thread deletes the parts.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._abort, args=(path, query), daemon=True).start()
@@ -115,7 +115,7 @@ class MultipartUpload:
 
     def _abort(self, path: str, query: str) -> None:
         """Delete the parts if the server can be reached."""
-        with contextlib.suppress(GpustoreError, CancelledError):
+        with contextlib.suppress(GpustoreError, Cancelled):
             self._send("DELETE", path, query)
 
     def _parts(self, path: str, query: str, value: memoryview) -> list[str]:

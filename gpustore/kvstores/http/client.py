@@ -105,7 +105,7 @@ class HttpClient:
 
         Raises
         ------
-        CancelledError
+        Cancelled
             If the task of this thread is cancelled.
         """
         return _Round(self, requests).run()

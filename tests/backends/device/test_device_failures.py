@@ -44,6 +44,14 @@ def _quick_collections():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _collect_all():
+    """Collect what was in use at a moment in which collections became quick."""
+    yield
+    gc.unfreeze()
+    _quick_collections()
+
+
 class Case:
     """A way to use a device."""
 
