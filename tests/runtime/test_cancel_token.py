@@ -3,11 +3,10 @@
 import ctypes
 import threading
 from array import array as numbers
-from asyncio import CancelledError
 
 import pytest
 
-from gpustore.runtime.cancel_token import CancelToken
+from gpustore.runtime.cancel_token import Cancelled, CancelToken
 from gpustore.runtime.executor import Executor
 from tests.waiting import wait_until
 
@@ -35,7 +34,7 @@ def test_a_token_is_current_during_a_task():
     with pytest.raises(ZeroDivisionError):
         token.during(lambda: 1 / 0)
     assert CancelToken.current() is outer
-    with pytest.raises(CancelledError):
+    with pytest.raises(Cancelled):
         token.check()
 
 
@@ -82,7 +81,7 @@ def test_token_tells_a_task_it_was_cancelled(executor):
         cancelled.wait()
         try:
             CancelToken.current().check()
-        except CancelledError:
+        except Cancelled:
             ended.set()
             raise
 
