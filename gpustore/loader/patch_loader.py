@@ -293,13 +293,18 @@ class PatchLoader:
             self._position, self._first = 0, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader is: behind the last batch that the program got, as JSON."""
+        """Return where the loader is: behind the last batch that the program got, as JSON.
+
+        The fingerprint is what the order of the patches depends on besides the seed.
+        """
+        fingerprint = self._fingerprint()
         return {
             "version": _VERSION,
             "epoch": self.epoch,
             "position": self._position,
             "worker": None if self._worker is None else list(self._worker),
-            "fingerprint": self._fingerprint(),
+            "seed": fingerprint.pop("seed"),
+            "fingerprint": fingerprint,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,7 +324,7 @@ class PatchLoader:
         ):
             raise ValueError(f"state: expected what state_dict() returns, got {state!r}")
         found = self._fingerprint()
-        then = state["fingerprint"]
+        then = {"seed": state["seed"], **state["fingerprint"]}
         if state["version"] != _VERSION:
             raise gpustore.ConflictError(
                 f"The state has version {state['version']}, this loader {_VERSION}: the same seed "
@@ -482,9 +487,11 @@ class PatchLoader:
             sys.modules["torch"].utils.data.IterableDataset.register(type(self))
 
     def _fingerprint(self) -> dict[str, Any]:
+        sampler = self._sampler.state()
         return {
+            "seed": sampler.pop("seed", None),
             "arrays": [one.state() for one in self._volumes],
-            "sampler": self._sampler.state(),
+            "sampler": sampler,
             "global batch": self._division.size,
         }
 

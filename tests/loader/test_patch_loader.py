@@ -229,8 +229,9 @@ def test_a_state_of_other_data_says_what_changed(volume, store):
         )
 
     state = loader().state_dict()
+    assert (state["epoch"], state["position"], state["seed"]) == (0, 0, 4)
     for other, what in (
-        (loader(seed=5), "sampler seed: 4, now 5"),
+        (loader(seed=5), "seed: 4, now 5"),
         (loader(batch_size=5), "global batch: 4, now 5"),
         (loader(stored(volume[:32], (8, 8, 8))), "arrays 0 arrays image shape: "),
         (loader({"x": store}), "arrays 0 arrays x: None, now {"),
