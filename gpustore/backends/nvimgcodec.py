@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -101,11 +102,9 @@ class Library:
         decoded: list[Any] = [None] * len(known)
         if known:
             parameters = self._parameters[batch.shapes[0][2]]
-            try:
-                with self._lock:
-                    decoded = self._decoder.decode(known, params=parameters, cuda_stream=stream)
-            except (RuntimeError, ValueError):
-                pass  # It says no more than that none is decoded.
+            # An error says no more than that none is decoded.
+            with self._lock, suppress(RuntimeError, ValueError):
+                decoded = self._decoder.decode(known, params=parameters, cuda_stream=stream)
         if len(decoded) != len(known):  # Which ones are missing is not said.
             decoded = [None] * len(known)
         left = iter(decoded)
