@@ -63,19 +63,11 @@ _ALIASES = {
     ("drivers", "zarr"): "zarr2",
 }
 
-# URL schemes that are not file names: (folder, scheme) -> file name, "" if the scheme is not one.
+# Where to look for a URL scheme that is not a file name, without importing all of a folder.
 _SCHEMES = {
     ("kvstores", "gs"): "gcs",
-    ("kvstores", "gcs"): "",
     ("kvstores", "https"): "http",
-    ("kvstores", "kvstack"): "",
-    ("kvstores", "neuroglancer_uint64_sharded"): "",
-    ("drivers", "array"): "",
-    ("drivers", "downsample"): "",
-    ("drivers", "stack"): "",
-    ("drivers", "zarr"): "",
     ("drivers", "neuroglancer-precomputed"): "neuroglancer_precomputed",
-    ("drivers", "neuroglancer_precomputed"): "",
 }
 
 # Registered names with a dash; a Python file cannot have one and is named with an underscore.
@@ -132,12 +124,15 @@ def is_kvstore(name: str) -> bool:
 
 
 def find_scheme(folder: str, scheme: str) -> Any:
-    """Return the object that is registered for the scheme of a URL component, or None.
+    """Return the object whose ``schemes`` have the scheme of a URL component, or None.
 
-    >>> find_scheme("kvstores", "memory").id, find_scheme("drivers", "array")
-    ('memory', None)
+    >>> find_scheme("kvstores", "memory").id, find_scheme("kvstores", "gs").id
+    ('memory', 'gcs')
+    >>> find_scheme("kvstores", "gcs"), find_scheme("drivers", "array")
+    (None, None)
     """
-    return find(folder, _SCHEMES.get((folder, scheme), scheme))
+    kind = find(folder, _SCHEMES.get((folder, scheme), scheme))
+    return kind if kind is not None and scheme in kind.schemes else None
 
 
 def schemes() -> tuple[str, ...]:
@@ -146,9 +141,8 @@ def schemes() -> tuple[str, ...]:
     >>> {"gs", "https", "zarr3"} <= set(schemes()), "array" in schemes()
     (True, False)
     """
-    folders = ("kvstores", "drivers")
-    names = {(folder, name) for folder in folders for name in ids(folder)} | _SCHEMES.keys()
-    return tuple(sorted(name for folder, name in names if _SCHEMES.get((folder, name)) != ""))
+    kinds = [find(folder, name) for folder in ("kvstores", "drivers") for name in ids(folder)]
+    return tuple(sorted(scheme for kind in kinds for scheme in kind.schemes))
 
 
 @cache

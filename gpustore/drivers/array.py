@@ -363,6 +363,7 @@ def wrap(
 class _ArrayKind:
     id = "array"
     is_adapter = False
+    schemes = ()
     shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> ArraySpec:
@@ -373,10 +374,6 @@ class _ArrayKind:
         with in_member("array"):
             array = array_from_json(value, schema.dtype, rank=schema.rank)
         return ArraySpec(array, schema)
-
-    def from_url(self, base: KvStore.Spec, path: str) -> ArraySpec:
-        """Raise the error for the URL of an array, which does not exist."""
-        raise UnsupportedError('unsupported URL scheme: "array"')
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Raise the error for codecs of an array, which has none."""

@@ -23,11 +23,11 @@ from gpustore import registry
 from gpustore.drivers._detection import one_of, through_adapters
 from gpustore.drivers.base import (
     Driver,
-    DriverKind,
     DriverSpec,
     Opening,
     OpenMode,
     OpenRequest,
+    UrlKind,
     open_kvstore,
     schema_members,
 )
@@ -109,7 +109,7 @@ class AutoSpec:
         def run() -> tuple[Driver, IndexTransform]:
             with prefixing('Error opening "auto" driver'):
                 store, kvstore, steps = through_adapters(base, spec, context, max_nbytes)
-                kind: DriverKind = registry.find_scheme("drivers", one_of(steps, store).name)
+                kind: UrlKind = registry.find_scheme("drivers", one_of(steps, store).name)
                 driver = kind.from_url(kvstore, "")
                 driver = driver.updated(schema=self.constraints, **dict(self.options))
                 opening = driver.open(request._replace(context=context, found=steps.metadata))
@@ -121,6 +121,7 @@ class AutoSpec:
 class _AutoKind:
     id = "auto"
     is_adapter = False
+    schemes = ("auto",)
     shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> AutoSpec:

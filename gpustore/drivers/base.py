@@ -480,11 +480,20 @@ class DriverKind(Protocol):
     id: str
     is_adapter: bool
     """Whether the driver adapts another driver, and is an :class:`AdapterKind`."""
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of its URLs; none if only JSON describes it."""
+
     shares_members: bool
     """Whether specs that differ in ``kvstore`` alone may share what their members are parsed to."""
 
     def from_json(self, members: Members, schema: Schema) -> DriverSpec:
         """Take the members this driver knows; the caller checks that none are left."""
+
+
+class UrlKind(DriverKind, Protocol):
+    """The object that a driver with URLs registers."""
 
     def from_url(self, base: Any, path: str) -> DriverSpec:
         """Return the spec of the URL component ``<id>:path``.

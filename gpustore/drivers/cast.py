@@ -352,6 +352,7 @@ def _converted_fill(schema: Schema, dtype: dtype_) -> Any:
 class _CastKind:
     id = "cast"
     is_adapter = True
+    schemes = ("cast",)
     shares_members = False
     keeps_dtype = False
 

@@ -168,6 +168,7 @@ class ChunkedKind:
     def __init__(self, format_: Format) -> None:
         self.format = format_
         self.id = format_.id
+        self.schemes = (format_.id,)
 
     def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
         """Take the members of a chunked driver."""

@@ -438,6 +438,7 @@ class DownsampleSpec:
 class _DownsampleKind:
     id = "downsample"
     is_adapter = True
+    schemes = ()
     shares_members = False
     keeps_dtype = True
 
@@ -465,10 +466,6 @@ class _DownsampleKind:
         check_method(method, None, factors)
         spec = DownsampleSpec(base, transform, factors, method, context)
         return spec.updated(schema=schema), None
-
-    def from_url(self, base: DriverSpec, path: str) -> DriverSpec:
-        """Raise UnsupportedError: a downsampled array has no URL."""
-        raise UnsupportedError('unsupported URL scheme: "downsample"')
 
 
 def _factors(value: JsonValue) -> tuple[int, ...]:

@@ -462,7 +462,7 @@ class Format(Protocol):
     """A metadata format; `M` is the class of its metadata, `C` that of its constraints."""
 
     id: str
-    """Name of the driver and of its URL scheme."""
+    """Name of the driver, and the scheme of its URL."""
 
     json_id: str
     """Name in specs and messages."""

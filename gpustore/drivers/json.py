@@ -291,6 +291,7 @@ class JsonSpec:
 class _JsonKind:
     id = "json"
     is_adapter = False
+    schemes = ("json",)
     shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> JsonSpec:

@@ -51,7 +51,6 @@ from gpustore.drivers._setting import backend_of
 from gpustore.drivers.base import (
     NOT_OPENED,
     Driver,
-    DriverSpec,
     Opening,
     OpenMode,
     OpenRequest,
@@ -573,6 +572,7 @@ def stack_spec(
 class _StackKind:
     id = "stack"
     is_adapter = False
+    schemes = ()
     shares_members = False
 
     def from_layers(
@@ -585,10 +585,6 @@ class _StackKind:
         if concurrency == _CONCURRENCY:
             concurrency = None
         return stack_spec([LayerSpec(*layer) for layer in layers], schema, concurrency)
-
-    def from_url(self, base: KvStore.Spec, path: str) -> DriverSpec:
-        """Raise UnsupportedError: a stack has no URL."""
-        raise UnsupportedError('unsupported URL scheme: "stack"')
 
     def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
         """Raise the error for codecs of a stack, which has none."""

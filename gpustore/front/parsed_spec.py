@@ -8,7 +8,7 @@ from functools import partial
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
-from gpustore.drivers.base import NOT_OPENED, DriverKind, DriverSpec, OpenMode
+from gpustore.drivers.base import NOT_OPENED, DriverSpec, OpenMode, UrlKind
 from gpustore.errors import MetadataError
 from gpustore.front.spec_template import Parts
 from gpustore.index_space import IndexTransform
@@ -57,7 +57,7 @@ def parsed(
                 f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
                 f"driver; known: {', '.join(registry.ids('drivers'))}"
             )
-        auto: DriverKind = registry.find("drivers", "auto")
+        auto: UrlKind = registry.find("drivers", "auto")
         return auto.from_url(KvStore.Spec(json), ""), None, OpenMode(), None
     schema = Schema()
     if "schema" in members:

@@ -18,11 +18,11 @@ from gpustore.data_types.unit import Unit
 from gpustore.drivers.base import (
     MODE_FLAGS,
     NOT_OPENED,
-    DriverKind,
     DriverSpec,
     Opening,
     OpenMode,
     OpenRequest,
+    UrlKind,
 )
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
@@ -513,7 +513,7 @@ def _parsed(json: JsonValue) -> Parts:
 
 def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
     """Return the spec of an array of which the format is to be detected."""
-    kind: DriverKind = registry.find("drivers", "auto")
+    kind: UrlKind = registry.find("drivers", "auto")
     return kind.from_url(kvstore, "")
 
 

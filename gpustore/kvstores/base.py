@@ -522,15 +522,19 @@ class DriverSpec(Protocol):
 class DriverKind(Protocol):
     """The object that a module in ``kvstores/`` registers under the name ``DRIVER``.
 
-    The object is a ``RootKind`` or an ``AdapterKind`` of :mod:`gpustore.kvstores.spec`, which parse
-    URLs.
+    With URLs the object is a ``RootKind`` or an ``AdapterKind`` of :mod:`gpustore.kvstores.spec`,
+    which parse them.
     """
 
     is_adapter: bool
 
     @property
     def id(self) -> str:
-        """Name of the driver; also its URL scheme, unless the registry has others for it."""
+        """Name of the driver, the member ``driver`` of specs."""
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of its URLs; none if only JSON describes it."""
 
     def from_json(self, members: Members) -> DriverSpec:
         """Take the members of the driver; the caller takes ``path`` and checks for others."""

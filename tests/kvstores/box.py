@@ -187,6 +187,7 @@ class BoxSpec(AdapterSpec):
 class _Kind:
     id = "box"
     is_adapter = True
+    schemes = ("box",)
 
     def from_json(self, members):
         return BoxSpec(**BoxSpec.take(members), fanciness=members.take_int("fanciness", default=1))

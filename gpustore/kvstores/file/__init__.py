@@ -511,6 +511,7 @@ class _Kind:
 
     id = "file"
     is_adapter: Literal[False] = False
+    schemes = ("file",)
 
     def from_json(self, members: Members) -> FileSpec:
         return FileSpec(take_references(members, RESOURCES))

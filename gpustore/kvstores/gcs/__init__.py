@@ -182,6 +182,7 @@ class _Kind:
 
     id = "gcs"
     is_adapter: Literal[False] = False
+    schemes = ("gs",)
 
     def from_json(self, members: Members) -> GcsSpec:
         bucket = members.take_str("bucket")

@@ -310,6 +310,7 @@ class _Kind:
 
     id = "http"
     is_adapter: Literal[False] = False
+    schemes = ("http", "https")
 
     def from_json(self, members: Members) -> HttpSpec:
         spec = members.take_with("base_url", lambda value: _parse_url(expect_str(value)))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from gpustore.runtime.context import Context
     from gpustore.strict_json.parsing import JsonValue
-    from gpustore.url import UrlComponent
 
 T = TypeVar("T")
 
@@ -284,12 +283,10 @@ class _Kind:
 
     id = "kvstack"
     is_adapter: Literal[False] = False
+    schemes = ()
 
     def from_json(self, members: Members) -> KvStackSpec:
         return KvStackSpec(members.take_with("layers", _layers))
-
-    def from_url(self, component: UrlComponent) -> tuple[KvStackSpec, str]:
-        raise UnsupportedError("URL representation not supported")
 
     def check_path(self, path: str) -> None:
         """Accept any path."""

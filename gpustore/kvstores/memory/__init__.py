@@ -182,6 +182,7 @@ class _Kind:
 
     id = "memory"
     is_adapter: Literal[False] = False
+    schemes = ("memory",)
 
     def from_json(self, members: Members) -> MemorySpec:
         atomic = members.take_bool("atomic", True)

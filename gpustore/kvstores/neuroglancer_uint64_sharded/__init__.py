@@ -33,18 +33,15 @@ from gpustore.kvstores.columns import (
 )
 from gpustore.kvstores.neuroglancer_uint64_sharded.shards import Uint64Shards
 from gpustore.metadata.precomputed_scale import Sharding
-from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Mapping
 
-    from gpustore.kvstores.spec import KvStoreSpec
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.context import Context
     from gpustore.runtime.limits import Limits
     from gpustore.strict_json.parsing import JsonValue, Members
-    from gpustore.url import UrlComponent
 
 _NUMBER_NBYTES: Final = 8
 
@@ -258,15 +255,13 @@ class _Kind:
 
     id = "neuroglancer_uint64_sharded"
     is_adapter: Literal[True] = True
+    schemes = ()
 
     def from_json(self, members: Members) -> Uint64ShardedSpec:
         sharding = members.take_with("metadata", Sharding.from_json)
         if sharding is None:
             raise members.error("Expected object, but received: null", "metadata")
         return Uint64ShardedSpec(sharding=sharding, **Uint64ShardedSpec.take(members))
-
-    def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[Uint64ShardedSpec, str]:
-        raise UnsupportedError(f"{quote(component.scheme)} has no URL: give its JSON")
 
     def check_path(self, path: str) -> None:
         """Accept any path: keys are checked."""

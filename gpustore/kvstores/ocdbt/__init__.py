@@ -521,6 +521,7 @@ class _Kind:
 
     id = "ocdbt"
     is_adapter = True
+    schemes = ("ocdbt",)
 
     def from_json(self, members: Members) -> OcdbtSpec:
         common: dict[str, Any] = OcdbtSpec.take(members)

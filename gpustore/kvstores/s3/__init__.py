@@ -240,6 +240,7 @@ class _Kind:
 
     id = "s3"
     is_adapter: Literal[False] = False
+    schemes = ("s3",)
 
     def from_json(self, members: Members) -> S3Spec:
         endpoint = members.take_str("endpoint", None)

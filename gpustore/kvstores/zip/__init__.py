@@ -521,6 +521,7 @@ class _Kind:
 
     id = "zip"
     is_adapter: Literal[True] = True
+    schemes = ("zip",)
 
     def from_json(self, members: Members) -> ZipSpec:
         return ZipSpec(
