@@ -34,6 +34,7 @@ from gpustore.ome.multiscale import Axis
 from gpustore.ome.transforms import AxisTransform
 from gpustore.sources.base import Region, Source
 from gpustore.transfer.journal import Journal
+from gpustore.transfer.plan import LEAST_IN_FLIGHT
 from gpustore.transfer.regions import first_interrupt
 
 METHODS: Final = {"mean": "mean", "nearest": "stride", "mode": "mode", "gaussian": "gaussian"}
@@ -197,7 +198,9 @@ def _write_finest(
         chunks = chunk_extents(below, "write_chunk")
         blocks = [c * f for c, f in zip(chunks, step.factors, strict=True)]
         both = plan_of(finest, elements, memory * count // (count + 1), blocks)
-        if both.in_flight < plan.in_flight or both.in_flight * both.region_nbytes > memory:
+        # More regions at once gain less than decoding the finest level once more costs.
+        enough = min(plan.in_flight, LEAST_IN_FLIGHT)
+        if both.in_flight < enough or both.in_flight * both.region_nbytes > memory:
             step = None
         else:
             plan = both

@@ -22,7 +22,7 @@ _ENOUGH_NBYTES = 32 << 20
 _CHUNKS_PER_REGION = 1 << 16
 """Largest number of chunks in a region: plans of more chunks take too much memory."""
 
-_LEAST_IN_FLIGHT = 3
+LEAST_IN_FLIGHT = 3
 """Number of regions in memory: one is read, one is written, one is between the two."""
 
 
@@ -131,9 +131,9 @@ def plan_regions(
     >>> plan.region, plan.in_flight, plan.reads_per_chunk
     ((16, 64), 3, 1.0)
     """
-    most = max(_LEAST_IN_FLIGHT, workers + 1)
+    most = max(LEAST_IN_FLIGHT, workers + 1)
     plans = []
-    for in_flight in range(_LEAST_IN_FLIGHT, 0, -1):
+    for in_flight in range(LEAST_IN_FLIGHT, 0, -1):
         region = _grow(shape, itemsize, source_chunk, target_chunk, memory_nbytes // in_flight)
         fitting = memory_nbytes // max(1, math.prod(region) * itemsize)
         if in_flight == 1 or fitting >= in_flight:

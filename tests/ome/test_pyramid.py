@@ -271,7 +271,9 @@ def read_of_chunks(function):
 
 @each("method", ["mean", "nearest", "mode"])
 @each("shape", [(96, 96), (97, 40), (1, 200)])
-def test_the_next_level_is_made_of_the_finest_in_memory(method, shape):
+@each("cores", [1, 64])
+def test_the_next_level_is_made_of_the_finest_in_memory(method, shape, cores, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
     values = RNG.integers(0, 9, shape).astype("uint16")
     options = {"axes": "yx", "chunks": (16, 16), "context": gpustore.Context()}
     making = {"levels": 3, "method": method, "memory": 30_000}
