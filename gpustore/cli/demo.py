@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from gpustore.cli.picture import contrast_of, numbers_of, require_pillow, save_p
 from gpustore.cli.screen import Screen
 from gpustore.cli.volume import make_volume, volume_shape
 from gpustore.display.text import format_nbytes
+from gpustore.runtime.cores import cores
 
 if TYPE_CHECKING:
     import argparse
@@ -253,7 +253,7 @@ def _report(
     screen.line()
     screen.table(("format", "stored", "ratio", "write\nGB/s", "read\nGB/s", "crops\nGB/s"), rows)
     screen.line(
-        f"GB/s of decoded data on {os.cpu_count()} CPU cores, files in the page cache; "
+        f"GB/s of decoded data on {cores()} CPU cores, files in the page cache; "
         f"crops of up to {' x '.join(map(str, CROP))}."
     )
     core = gpustore.native_core()

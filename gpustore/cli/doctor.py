@@ -22,6 +22,7 @@ import numpy as np
 import gpustore
 from gpustore.cli.options import add_json_option
 from gpustore.cli.screen import Screen
+from gpustore.runtime.cores import cores
 
 if TYPE_CHECKING:
     import argparse
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     screen.line(
         f"gpustore {gpustore.__version__} on Python {platform.python_version()}, "
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        f"{platform.system()} {platform.machine()}, {cores()} CPU cores",
         style="bold",
     )
     marks = {"ok": ("✓", "green"), "absent": ("-", "dim"), "bad": ("!", "red")}

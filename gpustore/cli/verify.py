@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from gpustore.cli.screen import Screen
 from gpustore.cli.value_grid import StoredValues, ValueGrid
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_nbytes
+from gpustore.runtime.cores import cores
 
 if TYPE_CHECKING:
     import argparse
@@ -197,7 +197,7 @@ class _Work:
         try:
             for box in self._boxes():
                 under_way.append((box, self._read(box)))
-                if len(under_way) > (os.cpu_count() or 1):
+                if len(under_way) > cores():
                     self._finish(*under_way.popleft(), advance)
             while under_way:
                 self._finish(*under_way.popleft(), advance)

@@ -10,12 +10,13 @@ The values depend on shape and seed only, not on the schedule of the threads.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gpustore.runtime.cores import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def make_volume(
     """
     volume = np.empty(shape, np.uint16)
     sources = _draw_sources(shape, seed)
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(8, cores()))
     try:
         work = {
             pool.submit(_fill_slab, volume, begin, sources, seed): begin

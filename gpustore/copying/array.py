@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from gpustore.copying.new_array import Target
 from gpustore.copying.overlap import overlap
 from gpustore.display.extents import chunk_extents
 from gpustore.display.text import format_nbytes
+from gpustore.runtime.cores import cores
 from gpustore.sources.base import Source
 from gpustore.transfer.journal import NAME, Journal
 from gpustore.transfer.plan import Plan, plan_regions
@@ -51,7 +51,7 @@ class ArrayCopy:
             source_chunk=written if self.source.chunks is None else self.source.chunks,
             target_chunk=written,
             memory_nbytes=self.memory_nbytes,
-            workers=os.cpu_count() or 1,
+            workers=cores(),
         )
         if region is None or region == plan.region:
             return plan

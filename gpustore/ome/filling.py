@@ -12,6 +12,7 @@ import gpustore
 from gpustore.display.extents import chunk_extents
 from gpustore.ome.layout import axes_in_order
 from gpustore.ome.multiscale import Axis
+from gpustore.runtime.cores import cores
 from gpustore.sources.array_like import of_object
 from gpustore.sources.base import Region, Source, transposed
 from gpustore.sources.files import open_file
@@ -132,5 +133,5 @@ def plan_of(
         source_chunk=written if source.chunks is None else source.chunks,
         target_chunk=written if blocks is None else tuple(map(math.lcm, written, blocks)),
         memory_nbytes=memory,
-        workers=os.cpu_count() or 1,
+        workers=cores(),
     )

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, is_cancelled
+from gpustore.runtime.cores import cores
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.promise import Promise
@@ -422,13 +423,6 @@ def _tell(words: dict[int, numbers[int]], future: Future[Any]) -> None:
             word[0] = 1
 
 
-def _cores() -> int:
-    """Return the number of cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def shared() -> Executor:
     """Return the pool of this process, with one thread per core, at least 4."""
     return _SHARED
@@ -491,7 +485,7 @@ def _drain() -> None:
         )
 
 
-_SHARED = Executor(max(4, _cores()))
+_SHARED = Executor(max(4, cores()))
 
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_drain)

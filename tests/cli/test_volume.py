@@ -14,7 +14,7 @@ def make(seed, shape=SHAPE):
 
 def test_the_same_seed_gives_the_same_volume_on_any_number_of_threads(monkeypatch):
     many = make(3)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     assert np.array_equal(make(3), many)
 
 

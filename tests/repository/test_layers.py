@@ -229,7 +229,7 @@ def test_guests_use_only_public_names(guest):
     # The words of `--codec` are those of `codec=`, read by one parser; texts of commands are those
     # of a notebook; commands open arrays as copies do.
     public = {"gpustore", "gpustore.schema.codec_words", "gpustore.copying.elements"}
-    public |= {"gpustore.loader"}
+    public |= {"gpustore.loader", "gpustore.runtime.cores"}
     # Commands are found by name, as drivers are, and the library that batches are for.
     by_name = ("gpustore.cli", "gpustore.loader")
     public |= {"gpustore.registry"} if guest in by_name else set()
