@@ -58,6 +58,8 @@ class FillValue:
         if dtype is not None:
             if dtype.name in _NO_JSON:
                 _check_bytes(np.asarray(value), dtype)
+            if isinstance(value, np.ndarray):  # Numbers are converted by value.
+                value = value.astype(dtype.numpy_dtype, casting="safe", copy=False)
             array = np.asarray(value, dtype=dtype.numpy_dtype)
         else:
             array = np.asarray(value)

@@ -8,6 +8,7 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpustore
 from gpustore.data_types.dtype import DTYPES, uint16
 from gpustore.data_types.unit import Unit
 from gpustore.errors import GpustoreError, UnsupportedError
@@ -367,6 +368,20 @@ def test_fill_value_of_every_type_round_trips_through_json(name):
     again = Schema(schema.to_json())
     assert again == schema
     assert again.fill_value.dtype == schema.dtype.numpy_dtype
+
+
+ARRAYS = [np.array(300), np.array(3, "i1"), np.array(1.5), np.array([2.5], "f4"), np.array(True)]
+
+
+@each("name", ["bool", "uint8", "int64", "float32", "complex64", "bfloat16", "int4"])
+@each("value", ARRAYS)
+def test_fill_value_of_an_array_is_converted_as_in_tensorstore(name, value):
+    """Never to another number; a Python number is converted by value."""
+    ours, theirs = (
+        outcome(lambda library=library: library.Schema(dtype=library.dtype(name), fill_value=value))
+        for library in (gpustore, ts)
+    )
+    assert ours == theirs
 
 
 def test_fill_value_keeps_every_bit():
