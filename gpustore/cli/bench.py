@@ -21,7 +21,13 @@ import numpy as np
 import gpustore
 from gpustore.cli.failure import CommandError
 from gpustore.cli.loader_speed import LoaderSpeed, measure_loader
-from gpustore.cli.options import add_json_option, add_place_options, extents, integer, nbytes
+from gpustore.cli.options import (
+    add_json_option,
+    add_place_options,
+    extent_or_extents,
+    integer,
+    nbytes,
+)
 from gpustore.cli.places import open_node, reading_context
 from gpustore.cli.screen import Screen
 from gpustore.display.extents import chunk_extents
@@ -48,9 +54,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("url", metavar="URL_OR_PATH", help="URL or path of the array")
     command.add_argument(
         "--patch",
-        type=extents,
+        type=extent_or_extents,
         metavar="N,N,...",
-        help="extents of a patch (default: 64 along the last three dimensions, 1 along others)",
+        help="extents of a patch, or one extent for all dimensions (default: 64 along the last "
+        "three dimensions, 1 along others)",
     )
     command.add_argument(
         "--group",
@@ -221,7 +228,7 @@ def _loader_row(measured: LoaderSpeed) -> tuple[str, ...]:
     )
 
 
-def _patch(wanted: list[int] | None, store: gpustore.TensorStore) -> list[int]:
+def _patch(wanted: int | list[int] | None, store: gpustore.TensorStore) -> list[int]:
     """Return the extents of a patch.
 
     Raises
@@ -234,6 +241,8 @@ def _patch(wanted: list[int] | None, store: gpustore.TensorStore) -> list[int]:
     if wanted is None:
         leading = max(0, store.rank - 3)
         return [1] * leading + [min(64, int(n)) for n in store.shape[leading:]]
+    if isinstance(wanted, int):
+        wanted = [wanted] * store.rank
     if len(wanted) != store.rank:
         raise CommandError(
             f"--patch has {len(wanted)} extents, but the array has {store.rank} dimensions: "

@@ -57,6 +57,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **keywords)
         self._negative_number_matcher = re.compile(r"-\d")  # Also an index, as -1,:,2:-3.
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # The parser of a command leaves them to the one above it, which names itself.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> Never:
         self.exit(2, f"gpustore: error: {message} (see `{self.prog} --help`)\n")
 

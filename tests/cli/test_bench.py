@@ -120,6 +120,7 @@ def test_patches_that_do_not_fit(gpustore_command, volume, tmp_path):
     gpustore.open(f"{tmp_path}/e|zarr3:", create=True, dtype="int8", shape=[0]).result()
     for url, patch, message in (
         (path, "8,8", "--patch has 2 extents, but the array has 3 dimensions: 16 x 16 x 16"),
+        (path, "17", "patches of 17 x 17 x 17 do not fit in 16 x 16 x 16"),
         (path, "8,8,17", "patches of 8 x 8 x 17 do not fit in 16 x 16 x 16"),
         (tmp_path / "e", "1", "the array has no elements, or no dimensions"),
     ):

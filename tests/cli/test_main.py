@@ -39,6 +39,9 @@ def test_typos_name_what_is_like_them(gpustore_command, tmp_path):
     code, out, err = gpustore_command("tre", "x")
     assert (code, out) == (2, "")
     assert err.startswith("gpustore: error: there is no command 'tre'; did you mean tree? (see ")
+    code, out, err = gpustore_command("tree", "x", "--sotred")
+    expected = "unrecognized arguments: --sotred (see `gpustore tree --help`)"
+    assert (code, out, err) == (2, "", f"gpustore: error: {expected}\n")
     gpustore.open(f"{tmp_path}/study.zarr|zarr3:", create=True, dtype="int8", shape=[2]).result()
     code, out, err = gpustore_command("info", tmp_path / "stud.zarr")
     assert (code, out) == (1, "")
