@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore import registry
-from gpustore.errors import CopyError, StoreIOError
+from gpustore.errors import CopyError, PathNotFoundError, StoreIOError
 from gpustore.sources.base import FileFormat, Region, Source, region_shape
 
 _BEGIN_NBYTES: Final = 2056
@@ -41,7 +41,8 @@ def open_file(place: str) -> Source | None:
     Raises
     ------
     CopyError, NotFoundError, UnsupportedError
-        If a file has no such part, its elements have no copy, or files of a stack differ.
+        If a file is not there or has no such part, its elements have no copy, or files of a stack
+        differ.
     ModuleNotFoundError
         If the library that reads the format is not installed.
     StoreIOError
@@ -60,6 +61,9 @@ def open_file(place: str) -> Source | None:
     if is_file:
         return _open(whole, part if mark else None)
     if not paths:
+        if mark and not os.path.lexists(place):
+            what = "is no file" if whole.exists() else "does not exist"
+            raise PathNotFoundError(f"{path} {what}", key=path)
         return None
     return _stack(sorted(paths, key=_by_numbers), part if mark else None)
 

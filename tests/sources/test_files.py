@@ -23,6 +23,13 @@ def test_npy_is_mapped(tmp_path, order):
         np.testing.assert_array_equal(part, VALUES[1:3])
 
 
+def test_a_part_of_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"run\.h5 does not exist$"):
+        gpustore.copy(f"{tmp_path}/run.h5::/detector", f"{tmp_path}/copy.zarr")
+    with pytest.raises(gpustore.PathNotFoundError, match=f"{tmp_path} is no file$"):
+        gpustore.copy(f"{tmp_path}::/detector", f"{tmp_path}/copy.zarr")
+
+
 def test_npy_with_objects_or_a_part(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(gpustore.CopyError, match=r"a\.npy cannot be copied"):
