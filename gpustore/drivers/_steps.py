@@ -264,8 +264,8 @@ class Steps:
 
     def _already_exists(self) -> AlreadyExistsError:
         return AlreadyExistsError(
-            f"Error writing {self.file.name}; it exists: open=True opens it, delete_existing=True "
-            "makes it anew",
+            f"Error writing {self.file.name}; it exists: open=True opens it; delete_existing=True, "
+            "or overwrite=True of create_array and save, makes it anew",
             key=self.file.key,
         )
 

@@ -68,10 +68,12 @@ def constraints_of(keywords: Mapping[str, Any], known: Schema, driver: str) -> S
     if "chunk_layout" in given:
         given["chunk_layout"] = _chunk_layout(given["chunk_layout"])
     constraints = Schema(**given)
+    rank = known.rank if constraints.rank is None else constraints.rank
+    for name, value in words.items():
+        _check_rank(name, value, rank)
     names = words.get("dims")
     if names is not None:
         constraints.update(domain=_named(names))
-    rank = known.rank if constraints.rank is None else constraints.rank
     layout = _layout(words, rank)
     if layout is not None:
         constraints.update(chunk_layout=layout)
@@ -171,6 +173,15 @@ def check_data(data: Any, dtype: DataType | None, domain: IndexDomain | None) ->
         converted(np.empty(0, data.dtype), wanted)
     if domain is not None:
         broadcast(np.broadcast_to(np.empty((), np.uint8), data.shape), domain)
+
+
+def _check_rank(name: str, value: Any, rank: int | None) -> None:
+    """Raise MetadataError if a keyword has not one value for each dimension."""
+    if rank is None or isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        return
+    if len(value) != rank:
+        count = "1 value" if len(value) == 1 else f"{len(value)} values"
+        raise MetadataError(f"{name} has {count}, but the array has rank {rank}")
 
 
 def _named(names: Any) -> IndexDomain:

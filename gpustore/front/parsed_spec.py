@@ -18,6 +18,7 @@ from gpustore.kvstores.spec import (
 )
 from gpustore.runtime.context import Context
 from gpustore.schema import Schema
+from gpustore.strict_json.near_names import near_or_known
 from gpustore.strict_json.parsing import (
     JsonValue,
     Members,
@@ -55,7 +56,7 @@ def parsed(
             check_present(name)
             raise MetadataError(
                 f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
-                f"driver; known: {', '.join(registry.ids('drivers'))}"
+                f"driver{near_or_known(name, registry.ids('drivers'))}"
             )
         auto: UrlKind = registry.find("drivers", "auto")
         return auto.from_url(KvStore.Spec(json), ""), None, OpenMode(), None

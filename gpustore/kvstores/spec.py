@@ -14,6 +14,7 @@ from gpustore.kvstores.foreign import ForeignSpec
 from gpustore.kvstores.result import key_bytes
 from gpustore.runtime.context import Context, definitions
 from gpustore.strict_json.member_order import ordered
+from gpustore.strict_json.near_names import near_or_known
 from gpustore.strict_json.parsing import Members, from_python, quote
 from gpustore.strict_json.repr import pretty
 from gpustore.url import UrlComponent, about_url, parse_pipeline
@@ -115,7 +116,8 @@ class KvStoreSpec:
         kind: DriverKind | None = registry.find("kvstores", name)
         if kind is None:
             check_present(name)
-            raise members.error(f"{quote(name)} is not a registered KvStore driver", "driver")
+            hint = near_or_known(name, registry.ids("kvstores"))
+            raise members.error(f"{quote(name)} is not a registered KvStore driver{hint}", "driver")
         context = members.take_with("context", _normalise_context, None)
         path = members.take_str("path", "")
         driver = kind.from_json(members)
@@ -472,16 +474,8 @@ def find_scheme(scheme: str) -> tuple[str, Any]:
 
 def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
     """Return the error for an unknown scheme, with similar schemes."""
-    import difflib  # Only where something went wrong.
-
-    known = registry.schemes()
-    meant = difflib.get_close_matches(component.scheme.lower(), known)
-    if meant:
-        hint = f"did you mean {' or '.join(quote(scheme) for scheme in meant)}?"
-    else:
-        hint = f"known: {', '.join(known)}"
     begin = begin or f"unsupported URL scheme: {quote(component.scheme)}"
-    return MetadataError(f"{begin}; {hint}")
+    return MetadataError(f"{begin}{near_or_known(component.scheme, registry.schemes())}")
 
 
 def root_spec(component: UrlComponent) -> KvStoreSpec:

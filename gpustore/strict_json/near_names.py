@@ -1,4 +1,4 @@
-"""Names like a wrong one, for messages: :func:`near_names`."""
+"""Names like a wrong one, for messages: :func:`near_names`, :func:`near_or_known`."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def near_names(name: str, others: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.casefold(), compared, n=3, cutoff=cutoff)
     found = [quote(compared[one]) for one in near]
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def near_or_known(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that suggests the known names most like `name`, or lists all.
+
+    >>> near_or_known("gzpi", ["gzip", "zstd"]), near_or_known("x", ["gzip", "zstd"])
+    ('; did you mean "gzip"?', '; known: gzip, zstd')
+    """
+    known = tuple(known)
+    return near_names(name, known) or f"; known: {', '.join(known)}"

@@ -187,6 +187,8 @@ def test_arrays_in_memory_take_the_words():
         ("memory://x/", {"codec": [{"id": "bz2"}]}, "Zarr v3 has no codec bz2"),
         ("memory://x|zarr2:", {"codec": ["gzip", "zstd"]}, "Zarr v2 cannot encode as gzip, zstd"),
         ("memory://x|zarr2:", {"codec": ["gzip", {"id": "zstd"}]}, "expected a filter of Zarr v2"),
+        ("memory://x/", {"chunks": (2,)}, "^chunks has 1 value, but the array has rank 2"),
+        ("memory://x/", {"dims": ["t", "y", "x"]}, "^dims has 3 values, but the array has rank 2"),
         ("memory://x|n5:", {"shards": 4}, "N5 has no shards"),
         ("memory://x|n5:", {"codec": ["zstd", "gzip"]}, "N5 has no such compression"),
     ],

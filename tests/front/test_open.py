@@ -185,7 +185,7 @@ def test_the_error_about_an_existing_array_names_the_remedy(tmp_path):
     path = f"{tmp_path}/a|zarr3:"
     for _ in range(2):
         gpustore.open(path, create=True, open=True, dtype="uint8", shape=[1]).result()
-    expected = "it exists: open=True opens it, delete_existing=True makes it anew"
+    expected = "it exists: open=True opens it; delete_existing=True, or overwrite=True of"
     with pytest.raises(gpustore.AlreadyExistsError, match=expected):
         gpustore.open(path, create=True, dtype="uint8", shape=[1]).result()
     gpustore.open(path, create=True, delete_existing=True, dtype="uint8", shape=[1]).result()

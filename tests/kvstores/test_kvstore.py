@@ -321,13 +321,16 @@ def test_unknown_scheme_is_an_error(url):
     ("url", "hint"),
     [
         ("flie://x", '"flie"; did you mean "file"?'),
-        ("S3://x/y", '"S3"; did you mean "s3"?'),
+        ("S3://x/y", '"S3"; did you mean "s3"'),
         ("memory://a|zib:", '; did you mean "zip"?'),
         ("memory://a|xyzzy:", "; known: auto, avif, bmp, cast, file, gs, http, https, jpeg,"),
         ("flie:x", 'did you mean "file"?; a path that begins so is written "./flie:x"'),
     ],
 )
 def test_unknown_schemes_are_told_apart_from_typos(url, hint):
+    for name in ("fil", "zar3"):
+        with pytest.raises(MetadataError, match=f'"{name}" is not a .*; did you mean "[fz]'):
+            (KvStore.Spec if name == "fil" else Spec)({"driver": name, "kvstore": "memory://x"})
     for parse in (KvStore.Spec, Spec):
         with pytest.raises(MetadataError) as caught:
             parse(url)
