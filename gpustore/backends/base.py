@@ -89,10 +89,20 @@ NEW = Output()
 
 
 class Layer(NamedTuple):
-    """Rows of chunks, and the memory of the array whose elements a write lays over them."""
+    """Rows of chunks, and the memory of the array whose elements a write lays over them.
+
+    Attributes
+    ----------
+    rows : PlanWindow
+    source : Memory
+    mask : 1-D array of bool, optional
+        Which elements of the source are written, in the order of its bytes; None for all. Elements
+        of a row lie one behind the other then, in the chunk and in the source, in host memory.
+    """
 
     rows: PlanWindow
     source: Any
+    mask: NDArray[np.bool_] | None = None
 
 
 class Overlay(NamedTuple):

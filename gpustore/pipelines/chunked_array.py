@@ -256,13 +256,13 @@ class ChunkedArray:
             values = self.native_values
             found = None
             if values is not None:
-                found = native_encoding(values, self.chain, self.fill_value, self.blank)
+                found = native_encoding(values, self.chain, self.blank)
             self._encoding.append(found)
         return self._encoding[0]
 
     @property
     def writes_files_natively(self) -> bool:
-        """Whether the native core writes whole chunks: as files, not in shards."""
+        """Whether the native core writes chunks: as files, not in shards."""
         is_native = self.native_encoding is not None and self.native is not None
         return is_native and not self.levels
 

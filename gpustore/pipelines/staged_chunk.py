@@ -26,7 +26,7 @@ from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.codec_chain.legal_elements import normalizer
 from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import ChunkedArray
-from gpustore.planning.window import PlanWindow, Points
+from gpustore.planning.window import PlanWindow
 
 _LAYER_NBYTES: Final = 2048
 """Memory of a layer besides its elements."""
@@ -275,7 +275,7 @@ class StagedChunks:
     def lay(self, layer: Layer) -> None:
         """Add a layer."""
         self.count += 1
-        rows, source = layer
+        rows, source = layer.rows, layer.source
         dtype = source.array.dtype
         for i, (cell, start, at, shape) in enumerate(
             zip(cells_of(self._array, rows), *rows.rows(), strict=True)
@@ -346,20 +346,15 @@ class StagedChunks:
             whole = [True] * len(chunks)
             rows = PlanWindow(cells, zeros, starts, counts, whole, *strides, keys)
             return Layer(rows, memory_of(elements))
-        places = [chunk.written.nonzero()[0] for _, chunk in chunks]
-        elements = _joined(
-            [chunk.elements[some] for (_, chunk), some in zip(chunks, places)], array.dtype
-        )
-        points: list[tuple[Points, ...]] = []
-        first = 0
-        for some in places:
-            end = first + len(some)
-            points.append(((some * itemsize, np.arange(first, end) * itemsize),))
-            first = end
+        count = layout.nbytes // itemsize
+        elements = _joined([chunk.elements for _, chunk in chunks], array.dtype)
+        mask = np.concatenate([chunk.written for _, chunk in chunks])
+        starts = [i * elements.itemsize * count for i in range(len(chunks))]
         rows = PlanWindow(
-            cells, zeros, zeros, (), [False] * len(chunks), (), (), keys, points=points
-        )
-        return Layer(rows, memory_of(elements))
+            cells, zeros, starts, ([count] * len(chunks),), [False] * len(chunks),
+            (itemsize,), (elements.itemsize,), keys,
+        )  # fmt: skip
+        return Layer(rows, memory_of(elements), mask)
 
 
 def _joined(elements: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:

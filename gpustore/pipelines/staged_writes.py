@@ -29,7 +29,7 @@ from gpustore.pipelines.staged_chunk import (
     staged_layer,
     staged_source,
 )
-from gpustore.pipelines.value_change import encoded, is_whole
+from gpustore.pipelines.value_change import encoded, is_whole, store_layers
 from gpustore.pipelines.writes_under_way import layers_of
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future, ready
@@ -222,3 +222,8 @@ class _Overlayer:
         self, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
     ) -> Sequence[Buffer | None]:
         return encoded(self._array, values)
+
+    def store(self, values: Sequence[tuple[str, Sequence[Layer], bool]]) -> Sequence[str]:
+        if not self._array.writes_files_natively:
+            return [key for key, _, _ in values]
+        return store_layers(self._array, values)

@@ -23,7 +23,7 @@ from gpustore.errors import ConflictError, CorruptChunkError
 from gpustore.kvstores.columns import WriteColumns, WriteRequest
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetch_whole
-from gpustore.pipelines.native_write import encode_native, write_native
+from gpustore.pipelines.native_write import encode_native, write_layers, write_native
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.cancel_token import CancelToken
@@ -172,6 +172,31 @@ def _apply(array: ChunkedArray, changes: Sequence[ValueChange]) -> None:
     )
 
 
+def store_layers(
+    array: ChunkedArray, values: Sequence[tuple[str, Sequence[Layer], bool]]
+) -> list[str]:
+    """Store what is laid over the chunks of keys, as far as the native core does.
+
+    Parameters
+    ----------
+    array : ChunkedArray
+        Without shards, in files.
+    values : sequence of (str, sequence of Layer, bool)
+        Keys, the layers over each, and whether nothing is stored under them.
+
+    Returns
+    -------
+    list of str
+        Keys whose values are not stored.
+    """
+    changes = [ValueChange.of(array, layers) for _, layers, _ in values]
+    keys = [one.key for one in changes]
+    whole = [one.whole or alone for one, (_, _, alone) in zip(changes, values)]
+    columns, left = write_layers(array, keys, [one.layers for one in changes], whole)
+    _raise_first(array, keys, columns)
+    return [keys[number] for number in left]
+
+
 Encoded = Iterator[Buffer | None]
 """Encoded chunks in the order in which they were asked for."""
 
@@ -213,7 +238,7 @@ def _value(
             where = f"Error reading {array.store.describe(key)}: shard index"
             raise error.prefixed(where, key=key) from error
     found: list[tuple[int, Callable[[Encoded], Buffer | None]]] = []
-    positions = [[level.position(cell) for cell in _cells(rows)] for rows, _ in layers]
+    positions = [[level.position(cell) for cell in _cells(one.rows)] for one in layers]
     is_last = depth + 1 == len(array.levels)
     if is_last and sum(map(len, positions)) == len(set().union(*positions)):
         for layer, some in zip(layers, positions):
@@ -223,12 +248,13 @@ def _value(
             found += [(at, next) for at in some]
     else:
         members: dict[int, list[Layer]] = {}
-        for (rows, source), places in zip(layers, positions):
+        for layer, places in zip(layers, positions):
             inside: dict[int, list[int]] = {}
             for i, at in enumerate(places):
                 inside.setdefault(at, []).append(i)
             for at, some in inside.items():
-                members.setdefault(at, []).append(Layer(rows.take(some), source))
+                rows = layer.rows.take(some)
+                members.setdefault(at, []).append(layer._replace(rows=rows))
         found = [
             (at, _value(array, laid, chunks[at], overlays, depth + 1))
             for at, laid in members.items()

@@ -69,6 +69,10 @@ class StagedShards:
         """Return shards with their layers, each given with the shard under them."""
         return [self._encoded(layers, shard) for layers, shard in values]
 
+    def store(self, values: Sequence[tuple[str, Sequence[ShardLayer], bool]]) -> Sequence[str]:
+        """Return all keys: shards are made of what is stored."""
+        return [key for key, _, _ in values]
+
     def _encoded(self, layers: Sequence[ShardLayer], shard: Buffer | None) -> Buffer | None:
         key = layers[0].place.shard
         chunks = {} if shard is None else self._shards.chunks(bytes(shard), key)

@@ -151,6 +151,14 @@ struct BloscBlocks {
     i64 first = 0, last = 0, begin = 0, end = 0;
 };
 
+// Whether decoded bytes are elements: bools are 0 or 1.
+inline bool are_legal(const Array& array, const u8* bytes, i64 nbytes) {
+    if (!array.bools) return true;
+    u8 every = 0;
+    for (i64 i = 0; i < nbytes; i++) every |= bytes[i];
+    return every <= 1;
+}
+
 class Decoder {
 public:
     Decoder(const Array& array, Scratch& scratch)

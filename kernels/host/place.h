@@ -260,4 +260,25 @@ inline void copy_box(u8* dst, const u8* src, Box box, i64 itemsize, i64 word) {
     }
 }
 
+template <class T, bool SWAP> void copy_masked(u8* dst, const u8* src, const u8* mask, i64 n) {
+    constexpr i64 size = sizeof(T);
+    for (i64 i = 0; i < n; i++)
+        store<T>(dst + i * size, mask[i] ? load<T, SWAP>(src + i * size) : load<T, false>(dst + i * size));
+}
+
+// Copies a run of elements, but for those whose byte of the mask is 0.
+inline void copy_masked(u8* dst, const u8* src, const u8* mask, i64 n, i64 itemsize, i64 word) {
+    if (word == 0 || word == itemsize) switch (itemsize) {
+        case 1: return copy_masked<std::uint8_t, false>(dst, src, mask, n);
+        case 2: return word ? copy_masked<std::uint16_t, true>(dst, src, mask, n)
+                            : copy_masked<std::uint16_t, false>(dst, src, mask, n);
+        case 4: return word ? copy_masked<std::uint32_t, true>(dst, src, mask, n)
+                            : copy_masked<std::uint32_t, false>(dst, src, mask, n);
+        case 8: return word ? copy_masked<std::uint64_t, true>(dst, src, mask, n)
+                            : copy_masked<std::uint64_t, false>(dst, src, mask, n);
+    }
+    for (i64 i = 0; i < n; i++)
+        if (mask[i]) copy_box(dst + i * itemsize, src + i * itemsize, Box(), itemsize, word);
+}
+
 }  // namespace gpustore

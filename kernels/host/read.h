@@ -352,13 +352,7 @@ private:
         return true;
     }
 
-    // Whether decoded bytes are elements: bools are 0 or 1.
-    bool is_legal(const u8* bytes, i64 nbytes) const {
-        if (!array_.bools) return true;
-        u8 every = 0;
-        for (i64 i = 0; i < nbytes; i++) every |= bytes[i];
-        return every <= 1;
-    }
+    bool is_legal(const u8* bytes, i64 nbytes) const { return are_legal(array_, bytes, nbytes); }
 
     // Copies all regions of a row from decoded bytes, the first of which is `begin` in the chunk.
     void copy_row(i64 row, const u8* decoded, i64 begin) {

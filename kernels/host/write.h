@@ -1,5 +1,6 @@
-// Writing of whole chunks as files: gather from the array, encode, and store under the key's lock. The
-// first two steps alone encode the inner chunks of a shard.
+// Writing of chunks as files: gather from arrays, encode, and store under the key's lock. The first two
+// steps alone encode the inner chunks of a shard. A chunk that is not written whole is decoded first; its
+// file is read under the lock, so that nobody changes it meanwhile.
 //
 // A file is stored as TensorStore does it: the value is written into the lock file of its key
 // (gpustore/kvstores/file/lock.py), which then gets the key's name. The lock file must be a new one
@@ -159,7 +160,7 @@ class Writer {
 public:
     Writer(WriteJob& job, Scratch& scratch, const u8* cancelled)
         : job_(job), encoding_(*job.encoding), array_(*encoding_.array), scratch_(scratch),
-          cancelled_(cancelled), encoder_(encoding_, scratch) {}
+          cancelled_(cancelled), encoder_(encoding_, scratch), decoder_(array_, scratch) {}
 
     // Finds the chunks that equal the fill value. 1 if `nanoseconds` were over first or the write is
     // cancelled, as in work().
@@ -169,7 +170,7 @@ public:
             const i64 row = job_.next++;
             if (!is_covered(row))
                 job_.status[row] = NOT_DONE;
-            else if (is_fill(row))
+            else if (array_.fill && is_single(row) && is_fill(row))
                 job_.status[row] = MISSING;
             if (Clock::now() >= end) break;
         }
@@ -181,7 +182,7 @@ public:
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
         while (!is_set(cancelled_) && job_.next < job_.end) {
             const i64 row = job_.next++;
-            if (job_.status[row] == UNTOUCHED && !begin(row)) job_.status[row] = NOT_DONE;
+            if (job_.status[row] == UNTOUCHED) begin(row);
             if (begun_ == MOST_BEGUN || begun_nbytes_ >= BEGUN_NBYTES || !job_.syncs) finish();
             if (Clock::now() >= end) break;
         }
@@ -195,7 +196,7 @@ public:
         const auto end = Clock::now() + std::chrono::nanoseconds(nanoseconds);
         while (!is_set(cancelled_) && job_.next < job_.end) {
             const i64 row = job_.next++;
-            if (job_.status[row] == UNTOUCHED) job_.status[row] = encode_row(row) ? DONE : NOT_DONE;
+            if (job_.status[row] == UNTOUCHED) encode_row(row);
             if (Clock::now() >= end) break;
         }
         scratch_.shrink(Scratch::KEPT_NBYTES);
@@ -207,39 +208,66 @@ private:
     static constexpr int MOST_BEGUN = 8;
     static constexpr i64 BEGUN_NBYTES = 8 << 20;
 
-    Box box_of(i64 row) const {
+    i64 first_region(i64 row) const { return job_.first ? job_.first[row] : row; }
+    i64 source_of(i64 region) const { return job_.source ? job_.source[region] : 0; }
+    i64 under(i64 row) const { return job_.under ? job_.under[row] : i64(NOTHING); }
+
+    // Whether one region is the whole of a row.
+    bool is_single(i64 row) const {
+        const i64 region = first_region(row);
+        return first_region(row + 1) == region + 1 && under(row) == NOTHING && !job_.sources[source_of(region)].mask;
+    }
+
+    Box box_of(i64 region) const {
         Box box;
+        const i64 number = source_of(region) * job_.rank;
         for (i64 d = 0; d < job_.rank; d++)
-            box.add(job_.count[d * job_.rows + row], job_.src_stride[d], job_.dst_stride[d]);
+            box.add(job_.count[d * job_.regions + region], job_.src_stride[number + d], job_.dst_stride[number + d]);
         return box;
     }
 
-    const u8* source(i64 row) const { return job_.memory + job_.offset + job_.dst_start[row]; }
+    const u8* from(i64 region) const {
+        const Source& source = job_.sources[source_of(region)];
+        return source.memory + source.offset + job_.dst_start[region];
+    }
 
-    // Whether the region of a row lies inside the chunk and inside the array.
+    // Whether the regions of a row lie inside the chunk and inside their arrays.
     bool is_covered(i64 row) const {
         if (job_.rank > MAX_INPUT_RANK) return false;
-        const Box box = box_of(row);
-        if (!box.legal()) return false;
-        i128 low, high, elements = 1;
-        for (int i = 0; i < box.rank; i++) {
-            elements *= box.dimension[i].count;
-            // Otherwise elements of the chunk lie upon each other.
-            if (!box.dimension[i].dst || elements * array_.itemsize > array_.nbytes) return false;
+        for (i64 region = first_region(row); region < first_region(row + 1); region++) {
+            const Source& source = job_.sources[source_of(region)];
+            Box box = box_of(region);
+            if (!box.legal()) return false;
+            i128 low, high, elements = 1;
+            for (int i = 0; i < box.rank; i++) {
+                elements *= box.dimension[i].count;
+                // Otherwise elements of the chunk lie upon each other.
+                if (!box.dimension[i].dst || elements * array_.itemsize > array_.nbytes) return false;
+            }
+            box.reach(&Dimension::dst, array_.itemsize, low, high);
+            const i128 first = i128(array_.offset) + job_.src_start[region];
+            if (first + low < 0 || first + high > array_.nbytes) return false;
+            box.reach(&Dimension::src, array_.itemsize, low, high);
+            const i128 start = i128(source.offset) + job_.dst_start[region];
+            if (start + low < 0 || start + high > source.nbytes) return false;
+            if (source.mask && !is_run(box)) return false;
         }
-        box.reach(&Dimension::dst, array_.itemsize, low, high);
-        const i128 first = job_.src_start[row];
-        if (first + low < 0 || first + high > array_.nbytes) return false;
-        box.reach(&Dimension::src, array_.itemsize, low, high);
-        const i128 start = i128(job_.offset) + job_.dst_start[row];
-        return start + low >= 0 && start + high <= job_.nbytes;
+        return true;
+    }
+
+    // Whether elements lie one behind the other in both memories; simplifies the box.
+    bool is_run(Box& box) const {
+        box.simplify();
+        const Dimension& d = box.dimension[0];
+        return box.rank == 0 || (box.rank == 1 && d.dst == array_.itemsize && d.src == array_.itemsize);
     }
 
     bool is_fill(i64 row) const {
-        Box box = box_of(row);
+        const i64 region = first_region(row);
+        Box box = box_of(region);
         for (int i = 0; i < box.rank; i++) box.dimension[i].dst = box.dimension[i].src;
         box.simplify();
-        const u8* at = source(row);
+        const u8* at = from(region);
         const Dimension* d = box.dimension;
         switch (array_.itemsize) {
             case 1: return is_filled(at, d, box.rank, load<std::uint8_t, false>(array_.fill));
@@ -250,57 +278,105 @@ private:
         }
     }
 
-    // The bytes of a chunk as they are before encoding; null if there is no memory.
+    // Whether all stored elements of a chunk are blank, bit for bit.
+    bool is_blank(const u8* chunk) const {
+        const std::size_t n = static_cast<std::size_t>(encoding_.blank_nbytes), all = static_cast<std::size_t>(array_.nbytes);
+        return all >= n && !std::memcmp(chunk, encoding_.blank, n) && !std::memcmp(chunk, chunk + n, all - n);
+    }
+
+    void fill(u8* chunk) const {
+        Box all;
+        all.add(array_.nbytes / encoding_.blank_nbytes, encoding_.blank_nbytes, 0);
+        copy_box(chunk, encoding_.blank, all, encoding_.blank_nbytes, 0);
+    }
+
+    // Decodes what lies under a row; false if it is not plainly right.
+    bool decode(i64 row, u8* chunk) {
+        const i64 below = under(row);
+        if (below == NOTHING) return fill(chunk), true;
+        const u8* value = reinterpret_cast<const u8*>(below);
+        i64 size = below == STORED ? 0 : job_.under_nbytes[row];
+        if (below == STORED) {
+            File file;
+            const int error = file.open(job_.directory[row], job_.names + job_.name[row], 0);
+            job_.reads++;
+            if (error == ENOENT) return fill(chunk), true;
+            size = file.size();
+            u8* encoded = error || size > array_.bound ? nullptr : scratch_.take(Scratch::ENCODED, size);
+            if (!encoded || !file.read(encoded, size, 0)) return false;
+            value = encoded, job_.fetched += size;
+        }
+        if (size < 0 || size > array_.bound) return false;
+        if (array_.crc && !decoder_.strip_checksum(value, size)) return false;
+        return decoder_.strip_header(value, size) && decoder_.decode(value, size, chunk) &&
+               are_legal(array_, chunk, array_.nbytes);
+    }
+
+    // The bytes of a chunk as they are before encoding; null if it is left to Python.
     const u8* gather(i64 row) {
-        Box box = box_of(row);
-        const bool is_whole = box.elements() * array_.itemsize == array_.nbytes;
-        if (is_whole && !array_.word) {
-            Box merged = box;
-            merged.simplify();
-            const i64 itemsize = array_.itemsize;
-            const Dimension& d = merged.dimension[0];
-            if (merged.rank == 0 || (merged.rank == 1 && d.dst == itemsize && d.src == itemsize)) return source(row);
+        const i64 begin = first_region(row), end = first_region(row + 1);
+        bool is_whole = false;
+        if (is_single(row)) {
+            Box box = box_of(begin);
+            is_whole = box.elements() * array_.itemsize == array_.nbytes;
+            if (is_whole && !array_.word && is_run(box)) return from(begin);
         }
         u8* chunk = scratch_.take(Scratch::DECODED, array_.nbytes);
-        if (!chunk) return nullptr;
-        if (!is_whole) {
-            Box all;
-            all.add(array_.nbytes / array_.itemsize, array_.itemsize, 0);
-            copy_box(chunk, array_.fill, all, array_.itemsize, array_.word);
+        if (!chunk || !(is_whole || decode(row, chunk))) return nullptr;
+        for (i64 region = begin; region < end; region++) {
+            u8* to = chunk + array_.offset + job_.src_start[region];
+            const u8* mask = job_.sources[source_of(region)].mask;
+            if (mask)
+                copy_masked(to, from(region), mask + (from(region) - job_.sources[source_of(region)].memory) / array_.itemsize,
+                    box_of(region).elements(), array_.itemsize, array_.word);
+            else
+                copy_box(to, from(region), box_of(region), array_.itemsize, array_.word);
         }
-        copy_box(chunk + job_.src_start[row], source(row), box, array_.itemsize, array_.word);
         return chunk;
     }
 
-    // The encoded bytes of a row, without a header before them and a checksum behind them; null if it is not plain.
+    // The encoded bytes of a row, without a header before them and a checksum behind them; null if it is not
+    // plain, or not to be stored, as its status then says.
     const u8* encoded(i64 row, i64& size) {
+        job_.status[row] = NOT_DONE;
         if (!is_covered(row)) return nullptr;
         const u8* chunk = gather(row);
+        if (chunk && job_.drops_fill && !is_single(row) && is_blank(chunk)) {
+            job_.status[row] = MISSING;
+            return nullptr;
+        }
         const u8* found = chunk ? encoder_.encode(chunk, size) : nullptr;
         return found && size + array_.header_nbytes + 4 * array_.crc <= array_.bound ? found : nullptr;
     }
 
-    bool encode_row(i64 row) {
+    void encode_row(i64 row) {
         i64 size = 0;
         const u8* bytes = encoded(row, size);
         const i64 header = array_.header_nbytes, more = header + 4 * array_.crc;
-        if (!bytes || job_.used < 0 || job_.used > job_.room || size + more > job_.room - job_.used) return false;
+        if (!bytes || job_.used < 0 || job_.used > job_.room || size + more > job_.room - job_.used) return;
         u8* to = job_.encoded + job_.used;
         if (header) std::memcpy(to, array_.header, static_cast<std::size_t>(header));
         std::memcpy(to + header, bytes, static_cast<std::size_t>(size));
         if (array_.crc) store(to + header + size, encoder_.checksum(bytes, size));
         job_.at[row] = job_.used, job_.stored[row] = size + more;
         job_.used += size + more;
-        return true;
+        job_.status[row] = DONE;
     }
 
-    // Encodes a row and writes it into a new file.
-    bool begin(i64 row) {
+    // Encodes a row and writes it into a new file, unless its status says why not.
+    void begin(i64 row) {
         i64 size = 0;
-        const u8* bytes = encoded(row, size);
-        if (!bytes || is_set(cancelled_)) return false;  // Encoding may have taken long.
         NewFile& file = file_[begun_];
-        if (!file.create(job_.directory[row], job_.names + job_.name[row])) return false;
+        const bool reads = under(row) == STORED;
+        const auto create = [&] { return file.create(job_.directory[row], job_.names + job_.name[row]); };
+        if (reads && !create()) return void(job_.status[row] = NOT_DONE);
+        const u8* bytes = encoded(row, size);
+        if (!bytes || is_set(cancelled_)) {  // Encoding may have taken long. Python deletes blank chunks.
+            if (reads) file.remove();
+            job_.status[row] = NOT_DONE;
+            return;
+        }
+        if (!reads && !create()) return;
         const i64 header = array_.header_nbytes;
         bool ok = (!header || file.write(array_.header, header)) && file.write(bytes, size);
         if (array_.crc) {
@@ -309,11 +385,10 @@ private:
             size += sizeof checksum;
         }
         size += header;
-        if (!ok || !file.stamp()) return file.remove(), false;
+        if (!ok || !file.stamp()) return file.remove();
         if (job_.syncs) file.begin_sync();
         row_[begun_] = row, size_[begun_] = size;
         begun_++, begun_nbytes_ += size;
-        return true;
     }
 
     // Gives all files that are begun their names, unless the write is cancelled.
@@ -336,6 +411,7 @@ private:
     Scratch& scratch_;
     const u8* const cancelled_;
     const Encoder encoder_;
+    const Decoder decoder_;
     NewFile file_[MOST_BEGUN];
     i64 row_[MOST_BEGUN], size_[MOST_BEGUN];
     int begun_ = 0;

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.base import Check, Chunks, Layer, Overlay
+from gpustore.backends.base import Check, Chunks, Overlay
 from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.conversion import conversion_of
@@ -317,7 +317,7 @@ class DeviceBackend:
                     STATISTICS.add(**{choice.counter: 1})
             return self.encoder.encode(overlays, chain, fill_value, limits, keep_fill=keep_fill)
         there = [
-            Overlay([Layer(rows, self._on_host(source)) for rows, source in layers], stored)
+            Overlay([one._replace(source=self._on_host(one.source)) for one in layers], stored)
             for layers, stored in overlays
         ]
         return HOST.gather(there, chain, fill_value, limits, keep_fill=keep_fill)

@@ -190,10 +190,15 @@ class HostBackend:
                 else:
                     chunk = chain.decode_objects(present)
                 doing = "writing"
-                for rows, source, src_start, dst_start, counts in placed:
+                for rows, source, mask, src_start, dst_start, counts in placed:
                     if rows.points is not None:
                         src, dst = elements_of(rows, i, base=source.offset)
                         chunk[src // chunk.itemsize] = source.flat[dst // chunk.itemsize]
+                        continue
+                    if mask is not None:
+                        first = dst_start[i] // chunk.itemsize
+                        some = slice(first, first + counts[i][0])
+                        np.copyto(chunk, source.flat[some], where=mask[some])
                         continue
                     there = source.offset + dst_start[i]
                     view = object_view(chunk, counts[i], src_start[i], rows.src_stride)
@@ -251,7 +256,8 @@ class HostBackend:
         keys, shapes = layers[0].rows.keys, placed[0][-1]
         layout = chain.layout
         element = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
-        may_cover = layout.is_dense and layers[0].rows.may_cover(layout.shape)
+        may_cover = layers[0].mask is None and layout.is_dense
+        may_cover = may_cover and layers[0].rows.may_cover(layout.shape)
         encoded: list[Buffer | None] = []
         for i, present in enumerate(stored):
             try:
@@ -267,11 +273,17 @@ class HostBackend:
                     raise error.prefixed(f'Error reading "{keys[i]}"', key=keys[i]) from error
             elif not (may_cover and shapes[i] == layout.shape):
                 chunk.view(element)[...] = fill_value
-            for rows, source, src_start, dst_start, counts in placed:
+            for rows, source, mask, src_start, dst_start, counts in placed:
                 if rows.points is not None:
                     gather_points(rows, i, chunk, layout, source)
                     continue
                 there, first = source.offset + dst_start[i], src_start[i] + layout.offset
+                if mask is not None:
+                    elements = np.ndarray(counts[i], source.array.dtype, source.flat, there)
+                    begin = there // elements.itemsize
+                    chosen = mask[begin : begin + elements.size]
+                    np.copyto(chunk.view(layout.dtype), elements, where=chosen)
+                    continue
                 np.ndarray(counts[i], layout.dtype, chunk, first, rows.src_stride)[...] = (
                     np.ndarray(counts[i], source.array.dtype, source.flat, there, rows.dst_stride)
                 )

@@ -1,4 +1,4 @@
-"""Constants of an array whose whole chunks the native core can encode, as the core takes them."""
+"""Constants of an array whose chunks the native core can encode, as the core takes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from array import array as numbers
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from gpustore.backends.native.array import NativeArray
+from gpustore.backends.native.job import address_of
 from gpustore.codec_chain.chain import CodecChain
 
 _OPTIONS: Final = ("level", "checksum", "shuffle", "typesize", "blocksize", "compressor")
@@ -20,29 +23,36 @@ class NativeEncoding:
     ----------
     address : int
         Address of the struct.
+    itemsize : int
+        Bytes of an element in memory.
     """
 
     address: int
+    itemsize: int
     _kept: tuple[Any, ...]
 
 
-def native_encoding(
-    array: NativeArray, chain: CodecChain, fill_value: Any, blank: Any
-) -> NativeEncoding | None:
+def native_encoding(array: NativeArray, chain: CodecChain, blank: Any) -> NativeEncoding | None:
     """Return the constants for encoding chunks of an array; None if Python encodes them.
 
-    `fill_value` and `blank` are those of :class:`~gpustore.pipelines.chunked_array.ChunkedArray`.
+    `blank` is that of :class:`~gpustore.pipelines.chunked_array.ChunkedArray`.
     """
     layout = chain.layout
-    if not layout.is_dense or layout.record or layout.offset or layout.dtype.names is not None:
+    if layout.dtype.names is not None:
         return None
-    if fill_value.dtype != blank.dtype or fill_value.tobytes() != blank.tobytes():
+    if layout.record:
+        if layout.dtype == np.bool_:
+            return None  # Other bytes of a record are no bools.
+    elif not layout.is_dense or layout.offset:
         return None
+    stored = np.dtype(f"V{layout.record}") if layout.record else layout.dtype
     options: dict[str, int] = {}
     for stage in chain.stages:
         found = stage.native_options(layout.nbytes)
         if found is None:
             return None
         options |= found
-    struct = numbers("q", (array.address, *(options.get(name, 0) for name in _OPTIONS)))
-    return NativeEncoding(struct.buffer_info()[0], (array, struct))
+    element = np.frombuffer(np.asarray(blank).astype(stored).tobytes(), np.uint8)
+    words = [options.get(name, 0) for name in _OPTIONS]
+    struct = numbers("q", (array.address, address_of(element), stored.itemsize, *words))
+    return NativeEncoding(struct.buffer_info()[0], array.itemsize, (array, struct, element))

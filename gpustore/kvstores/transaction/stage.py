@@ -36,7 +36,8 @@ _ATTEMPTS: Final = 1000
 _FIRST_DELAY_S: Final = 0.0002
 _LONGEST_DELAY_S: Final = 0.05
 _BATCH_KEYS: Final = 64
-"""Most keys that a task of a commit stores."""
+_FEW_KEYS: Final = 2
+"""Most keys that a task of a commit stores, and most that are stored without a task."""
 
 
 class Stage:
@@ -241,7 +242,7 @@ class Stage:
                 stored[key] = one.stored
         return values, stored
 
-    def _commit_separately(self, executor: Executor) -> Future[None]:
+    def _commit_separately(self, executor: Executor) -> Future[None] | None:
         self._check_mismatched()
         self._check_read()
         for low, high in self.deleted:
@@ -250,24 +251,28 @@ class Stage:
         laid = [key for key, one in entries if one.layers]
         plain = [key for key, one in entries if one.is_set and not one.layers]
 
-        def tasks(keys: list[str]) -> list[Callable[[], None]]:
+        def run(keys: list[str], then: Callable[[], Future[None] | None]) -> Future[None] | None:
             size = max(1, min(_BATCH_KEYS, -(-len(keys) // executor.limit)))
             if self.base.write_nbytes:
                 size = max(1, len(keys))  # Each batch has a high cost.
+            if len(keys) <= max(size, _FEW_KEYS):
+                try:
+                    if keys:
+                        self._commit_keys(keys)
+                finally:
+                    self._forget()
+                return then()
             parts = [keys[at : at + size] for at in range(0, len(keys), size)]
-            return [partial(self._commit_keys, part) for part in parts]
+            tasks = [partial(self._commit_keys, part) for part in parts]
+            return executor.run_all(tasks, then, drain=True, ended=self._forget)
 
-        def then() -> Future[None]:
-            return executor.run_all(tasks(plain), self._forget, drain=True)
-
-        try:
-            return executor.run_all(tasks(laid), then, drain=True)
-        except BaseException:
-            self._forget()
-            raise
+        return run(laid, lambda: run(plain, lambda: None))
 
     def _commit_keys(self, keys: list[str]) -> None:
         """Store the values of some keys; repeat for those that were made from others' values."""
+        keys = self._store_layers(keys)
+        if not keys:
+            return
         delay = _FIRST_DELAY_S
         for _ in range(_ATTEMPTS):
             values, stored = self._made(keys)
@@ -289,6 +294,25 @@ class Stage:
             time.sleep(random.uniform(0, delay))
             delay = min(2 * delay, _LONGEST_DELAY_S)
         raise self._overtaken(keys[0])
+
+    def _store_layers(self, keys: list[str]) -> list[str]:
+        """Let arrays store values that have their layers alone; return the keys that are left."""
+        groups: dict[int, tuple[Overlayer, list[tuple[str, list[Any], bool]]]] = {}
+        left = []
+        for key in keys:
+            entry = self.entries[key]
+            entry.drop_covered()
+            is_free = entry.value is None and not entry.expected and key not in self.read
+            if not is_free or len(entry.layers) != 1:
+                left.append(key)
+                continue
+            laid = entry.layers[0]
+            some = [layer for _, layer in laid.now(0)]
+            _, group = groups.setdefault(id(laid.overlayer), (laid.overlayer, []))
+            group.append((key, some, entry.is_set))
+        for overlayer, group in groups.values():
+            left += overlayer.store(group)
+        return left
 
     def _count(self, keys: Sequence[str], values: Sequence[Buffer | None]) -> None:
         """Count the chunks that were stored, those with a value."""

@@ -76,6 +76,13 @@ class Overlayer(Protocol):
     ) -> Sequence[Buffer | None]:
         """Return the values with their layers, each given with the value under them."""
 
+    def store(self, values: Sequence[tuple[str, Sequence[Any], bool]]) -> Sequence[str]:
+        """Store values of keys with their layers, under the lock of each.
+
+        Each is given with its layers, and with whether there is nothing under them; otherwise they
+        are laid over what is stored then. Return the keys that are left.
+        """
+
 
 class Seen(NamedTuple):
     """Value that a reader saw.

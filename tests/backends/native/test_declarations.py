@@ -5,12 +5,14 @@ import hashlib
 import os
 import re
 from array import array as numbers
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gpustore.backends.base import Layer
 from gpustore.backends.host.memory import memory_of
 from gpustore.backends.native import library
 from gpustore.backends.native.array import CODECS
@@ -18,7 +20,7 @@ from gpustore.backends.native.blocks import KINDS, METHODS
 from gpustore.backends.native.decoders import addresses
 from gpustore.backends.native.job import Counts, Job
 from gpustore.backends.native.request import MOST_ROWS, Request, strided_maps
-from gpustore.backends.native.write_job import WriteJob
+from gpustore.backends.native.write_job import STORED, WriteJob, WrittenRows
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.kvstores.kvstore import KvStore
@@ -212,9 +214,10 @@ def test_a_write():
     }
     array = on_disk(codecs=(BYTES, NamedConfiguration("blosc", options)))
     encoding = at(array.native_encoding.address, "Encoding")
+    assert ctypes.string_at(encoding.pop("blank"), 2) == b"\0\0"
     assert encoding == {
         **{"array": array.native_values.address, "level": 3, "checksum": 0, "shuffle": 2},
-        **{"typesize": 2, "blocksize": 64, "compressor": 4},
+        **{"typesize": 2, "blocksize": 64, "compressor": 4, "blank_nbytes": 2},
     }
     zstd = on_disk(codecs=(BYTES, NamedConfiguration("zstd", {"level": 5, "checksum": True})))
     found = at(zstd.native_encoding.address, "Encoding")
@@ -229,29 +232,55 @@ def test_a_write():
         dst_stride=(192, 4),
         keys=["c/0", "c/1"],
     )
-    source = memory_of(np.zeros((8, 6), "u2"))
-    encoded = np.empty(99, np.uint8)
-    job = WriteJob(array.native_encoding, rows, source, syncs=True, encoded=encoded)
-    job.take(3, 9)
-    found = at(job._struct.buffer_info()[0], "WriteJob")
-    columns = {"src_start": [1, 2], "dst_start": [3, 4], "count": [5, 6, 7, 8]}
-    columns |= {
-        "src_stride": [12, 2],
-        "dst_stride": [192, 4],
-        "directory": [-1, -1],
-        "name": [0, 2],
-    }
-    for name, column in columns.items():
-        assert words(found.pop(name), len(column)) == column, name
-    assert ctypes.string_at(found.pop("names"), 4) == b"0\x001\0"
-    assert found.pop("status") == job.status.buffer_info()[0]
-    assert found.pop("stored") == job.stored.buffer_info()[0]
-    assert found.pop("at") == job.at.buffer_info()[0]
-    assert (found.pop("encoded"), found.pop("room"), found.pop("used")) == (data(encoded), 99, 0)
-    assert found == {
-        **{"encoding": array.native_encoding.address, "memory": data(source.flat), "offset": 0},
-        **{"nbytes": 96, "rows": 2, "rank": 2, "syncs": 1, "next": 3, "end": 9},
-    }
+    layer = Layer(rows, memory_of(np.zeros((8, 6), "u2")), np.ones(48, bool))
+    other = Layer(replace(rows, src_stride=(2, 12)), memory_of(np.zeros((8, 6), "u2")))
+    encoded, value = np.empty(99, np.uint8), bytes(5)
+    options = {"drops_fill": False, "syncs": True, "encoded": encoded}
+    for several in (False, True):
+        chunks = [([layer, other] if several else [layer], row) for row in range(2)]
+        written = WrittenRows.of_chunks(chunks)
+        under = [STORED, value]
+        job = WriteJob(array.native_encoding, written, under, keys=rows.keys, **options)
+        job.take(3, 9)
+        found = at(job._struct.buffer_info()[0], "WriteJob")
+        each = 1 + several
+        columns = {
+            "src_start": np.repeat([1, 2], each).tolist(),
+            "dst_start": np.repeat([3, 4], each).tolist(),
+            "count": np.repeat([5, 6, 7, 8], each).tolist(),
+            "src_stride": [12, 2, 2, 12][: 2 * each],
+            "dst_stride": [192, 4, 192, 4][: 2 * each],
+            "directory": [-1, -1],
+            "name": [0, 2],
+            "under_nbytes": [0, 5],
+        }
+        if several:
+            columns |= {"first": [0, 2, 4], "source": [0, 1, 0, 1]}
+        for name, column in columns.items():
+            assert words(found.pop(name), len(column)) == column, name
+        below, address = words(found.pop("under"), 2)
+        assert (below, ctypes.string_at(address, 5)) == (STORED, value)
+        first, size = found.pop("sources"), len(list(members("Source")))
+        for number, one in enumerate([layer, other][:each]):
+            assert at(first + 8 * size * number, "Source") == {
+                **{"memory": data(one.source.flat), "offset": 0, "nbytes": 96},
+                "mask": 0 if one.mask is None else data(one.mask),
+            }
+        assert ctypes.string_at(found.pop("names"), 4) == b"0\x001\0"
+        assert found.pop("status") == job.status.buffer_info()[0]
+        assert found.pop("stored") == job.stored.buffer_info()[0]
+        assert found.pop("at") == job.at.buffer_info()[0]
+        assert (found.pop("encoded"), found.pop("room"), found.pop("used")) == (
+            data(encoded),
+            99,
+            0,
+        )
+        assert found == {
+            **{"encoding": array.native_encoding.address, "rows": 2, "regions": 2 * each},
+            **{"rank": 2, "syncs": 1, "drops_fill": 0, "reads": 0, "fetched": 0},
+            **{"next": 3, "end": 9},
+            **({} if several else {"first": 0, "source": 0}),
+        }
 
 
 def test_blocks():
