@@ -86,26 +86,39 @@ def staged_elements(array: ChunkedArray, elements: NDArray[Any]) -> NDArray[Any]
 
 def staged_source(array: ChunkedArray, elements: NDArray[Any]) -> HostMemory:
     """Return a copy of elements as they are staged; a broadcast one stays small."""
+    if all(elements.strides):
+        return memory_of(staged_elements(array, elements.copy()))
     once = elements[(*[slice(None) if stride else slice(1) for stride in elements.strides], ...)]
     found = staged_elements(array, once.copy())
     inside = found.shape[elements.ndim :]
     return memory_of(np.broadcast_to(found, (*elements.shape, *inside)))
 
 
-def staged_layer(array: ChunkedArray, layer: Layer) -> Layer:
-    """Return a layer of an array, with a :func:`staged_source`, over its :func:`staged_array`."""
+def staged_rows(array: ChunkedArray, rows: PlanWindow) -> PlanWindow:
+    """Return rows of an array, for a :func:`staged_source`, over its :func:`staged_array`."""
     layout = array.chain.layout
     if not layout.record:
-        return layer
-    rows = layer.rows
-    rows = replace(
+        return rows
+    return replace(
         rows,
         src_start=[start + layout.offset for start in rows.rows()[0]],
         count=(*rows.count, [layout.dtype.itemsize] * len(rows)),
         src_stride=(*rows.src_stride, 1),
         dst_stride=(*rows.dst_stride, 1),
     )
-    return layer._replace(rows=rows)
+
+
+def staged_part(array: ChunkedArray, key: str, part: Part, source: HostMemory) -> Layer:
+    """Return a :func:`staged_source` over a part of a chunk of a :func:`staged_array`."""
+    shape = source.array.shape
+    cell = (*part.cell, *[0] * (len(array.shape) - array.key_rank))
+    is_whole = math.prod(shape) == math.prod(extents_of(array, part.cell))
+    columns = [[at] for at in cell], [[count] for count in shape]
+    rows = PlanWindow(
+        tuple(columns[0]), [part.start], [0], tuple(columns[1]), [is_whole],
+        part.strides, source.array.strides, [key],
+    )  # fmt: skip
+    return Layer(rows, source)
 
 
 def are_worth_merging(array: ChunkedArray, layers: Sequence[Layer]) -> bool:
@@ -130,6 +143,17 @@ def cells_of(array: ChunkedArray, rows: PlanWindow) -> list[tuple[int, ...]]:
     """Return the grid indices of the chunks of rows."""
     columns = [map(int, column) for column in rows.cells[: array.key_rank]]
     return list(zip(*columns)) if columns else [()] * len(rows)
+
+
+def extents_of(array: ChunkedArray, cell: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the extents of the part of a chunk that lies inside the array."""
+    shape = array.chunk_shape
+    found = []
+    for d, at in enumerate(cell):
+        ratio = array.key_ratio[d]
+        start = array.first_of_key(d, at) + at % ratio * shape[d]
+        found.append(min(shape[d], array.shape[d] - start))
+    return (*found, *shape[len(cell) :])
 
 
 def part_of_chunk(array: ChunkedArray, transform: IndexTransform) -> Part | None:
@@ -291,19 +315,8 @@ class StagedChunks:
                 elements = np.ndarray(shape, dtype, source.flat, at, rows.dst_stride)
                 chunk.place(start, shape, rows.src_stride, elements)
 
-    def _extents(self, cell: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the extents of the part of a chunk that lies inside the array."""
-        array = self._array
-        shape = array.chunk_shape
-        found = []
-        for d, at in enumerate(cell):
-            ratio = array.key_ratio[d]
-            start = array.first_of_key(d, at) + at % ratio * shape[d]
-            found.append(min(shape[d], array.shape[d] - start))
-        return (*found, *shape[len(cell) :])
-
     def _is_whole(self, cell: tuple[int, ...], chunk: StagedChunk) -> bool:
-        return int(np.count_nonzero(chunk.written)) == math.prod(self._extents(cell))
+        return int(np.count_nonzero(chunk.written)) == math.prod(extents_of(self._array, cell))
 
     @property
     def is_whole(self) -> bool:
@@ -340,7 +353,9 @@ class StagedChunks:
         zeros, keys = [0] * len(chunks), [self._key] * len(chunks)
         if is_whole:
             elements = _joined([chunk.elements for _, chunk in chunks], array.dtype)
-            counts = tuple(list(column) for column in zip(*[self._extents(c) for c, _ in chunks]))
+            counts = tuple(
+                list(column) for column in zip(*[extents_of(array, c) for c, _ in chunks])
+            )
             starts = [i * layout.nbytes for i in range(len(chunks))]
             strides = layout.strides, layout.strides
             whole = [True] * len(chunks)

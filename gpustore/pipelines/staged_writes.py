@@ -26,11 +26,12 @@ from gpustore.pipelines.staged_chunk import (
     part_of_chunk,
     staged_array,
     staged_elements,
-    staged_layer,
+    staged_part,
+    staged_rows,
     staged_source,
 )
 from gpustore.pipelines.value_change import encoded, is_whole, store_layers
-from gpustore.pipelines.writes_under_way import layers_of
+from gpustore.pipelines.writes_under_way import PLANNED_ROWS, layers_of
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.future import Future, ready
 from gpustore.runtime.statistics import STATISTICS
@@ -73,8 +74,9 @@ def staged_write(
     """
     transaction = store.transaction
     writes = transaction._shared(id(array), lambda: _StagedWrites(array, transaction))
-    if writes.put(store, transform, source):
-        done = ready(None)
+    part = part_of_chunk(array, transform)
+    if part is not None:
+        done = writes.put(store, part, transform, source)
         return WriteFutures(done, done)
     planned = writes.planned(transform, source, transaction)
 
@@ -142,25 +144,26 @@ class _StagedWrites:
             found = None if merged is None else merged.taken(part, shape, dtype)
             return None if found is None else found.astype(array.dtype)
 
-    def put(self, store: LayerStage, transform: IndexTransform, source: Any) -> bool:
-        """Lay a write over the merged ones of its chunk; return whether there are any.
+    def put(
+        self, store: LayerStage, part: Part, transform: IndexTransform, source: Any
+    ) -> Future[None]:
+        """Stage a write of a part of one chunk, over its merged ones if there are any.
 
         Raises
         ------
         MismatchError, TypeError
         """
         array = self.array
-        part = part_of_chunk(array, transform)
-        if part is None:
-            return False
-        key = self._key_of(part)
-        with store.merged(key, self._overlayers[array.chunk_shape], changes=True) as merged:
-            if merged is None:
-                return False
-            memory = array.backend.source(source, transform.domain, array.dtype)
-            merged.put(part, staged_elements(array, array.backend.elements(memory)))
+        memory = array.backend.source(source, transform.domain, array.dtype)
+        elements = array.backend.elements(memory)
+        key, overlayer = self._key_of(part), self._overlayers[array.chunk_shape]
         STATISTICS.add(writes=1, chunks_planned=1)
-        return True
+        with store.merged(key, overlayer, changes=True) as merged:
+            if merged is not None:
+                merged.put(part, staged_elements(array, elements))
+                return ready(None)
+        layer = staged_part(overlayer.array, key, part, staged_source(array, elements))
+        return at_once(lambda: store.lay(overlayer, [(key, layer)]))
 
     def planned(
         self, transform: IndexTransform, source: Any, transaction: Transaction
@@ -174,7 +177,9 @@ class _StagedWrites:
         return [
             (
                 self._overlayers.get(one.chunk_shape) or self._add_overlayer(one, transaction),
-                ((key, staged_layer(one, layer)) for key, layer in layers_of(plan, copied)),
+                layers_of(
+                    (staged_rows(one, rows) for rows in plan.windows(0, 1, PLANNED_ROWS)), copied
+                ),
             )
             for one, plan in plans
         ]
@@ -208,22 +213,22 @@ class _Overlayer:
     """
 
     def __init__(self, array: ChunkedArray) -> None:
-        self._array = array
+        self.array = array
         self.max_nbytes = array.object_bound
 
     def merge(self, layers: Sequence[Layer]) -> StagedChunks | None:
-        is_worth = are_worth_merging(self._array, layers)
-        return StagedChunks(self._array, layers) if is_worth else None
+        is_worth = are_worth_merging(self.array, layers)
+        return StagedChunks(self.array, layers) if is_worth else None
 
     def is_whole(self, layer: Layer) -> bool:
-        return is_whole(self._array, layer.rows)
+        return is_whole(self.array, layer.rows)
 
     def encode(
         self, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
     ) -> Sequence[Buffer | None]:
-        return encoded(self._array, values)
+        return encoded(self.array, values)
 
     def store(self, values: Sequence[tuple[str, Sequence[Layer], bool]]) -> Sequence[str]:
-        if not self._array.writes_files_natively:
+        if not self.array.writes_files_natively:
             return [key for key, _, _ in values]
-        return store_layers(self._array, values)
+        return store_layers(self.array, values)

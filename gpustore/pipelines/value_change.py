@@ -100,8 +100,8 @@ def write_rows(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None
             values = _gather(array, [Overlay([Layer(rows, source)], nothing)])
             _raise_first(array, rows.keys, _store(array, WriteRequest(rows.keys, values)))
         else:
-            singles = [Layer(rows.part(i, i + 1), source) for i in range(len(rows))]
-            store_changes(array, [ValueChange.of(array, [one]) for one in singles])
+            layers = [Layer(row, source) for row in rows.singles()]
+            store_changes(array, [ValueChange.of(array, [one]) for one in layers])
 
 
 def _write_shards(array: ChunkedArray, planned: PlanWindow, source: Memory) -> None:

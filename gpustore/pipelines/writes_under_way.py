@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from gpustore.pipelines.value_change import (
     write_rows,
 )
 from gpustore.planning.chunk_plan import ChunkPlan
+from gpustore.planning.window import PlanWindow
 from gpustore.runtime.cancel_token import CancelToken, is_cancelled
 from gpustore.runtime.executor import wait_at_exit
 from gpustore.runtime.frames import without_locals
@@ -374,7 +375,7 @@ def _begin_together(
     for write in writes:
         for one, plan in write.plans:
             _, values = found.setdefault(one.chunk_shape, (one, {}))
-            for key, layer in layers_of(plan, write.memory):
+            for key, layer in layers_of(plan.windows(0, 1, PLANNED_ROWS), write.memory):
                 values.setdefault(key, []).append((write, layer))
     tasks: list[_Task] = []
     for one, values in found.values():
@@ -395,11 +396,15 @@ def _begin_together(
     future.add_done_callback(lambda _: ended())
 
 
-def layers_of(plan: ChunkPlan, memory: Memory) -> Iterator[tuple[str, Layer]]:
+def layers_of(windows: Iterable[PlanWindow], memory: Memory) -> Iterator[tuple[str, Layer]]:
     """Yield what a write lays over each key; a key in several windows comes several times."""
-    for rows in plan.windows(0, 1, PLANNED_ROWS):
+    for rows in windows:
         if len(rows) == 1:
             yield rows.keys[0], Layer(rows, memory)
+            continue
+        if len(set(rows.keys)) == len(rows):
+            for row in rows.singles():
+                yield row.keys[0], Layer(row, memory)
             continue
         numbers: dict[str, list[int]] = {}
         for number, key in enumerate(rows.keys):

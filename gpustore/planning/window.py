@@ -139,6 +139,31 @@ class PlanWindow:
             points=None if self.points is None else taken(self.points),
         )
 
+    def singles(self) -> list[PlanWindow]:
+        """Return each row alone, before any of them was refined."""
+
+        def lists(column: Any) -> list[list[Any]]:
+            values = column.tolist() if isinstance(column, np.ndarray) else column
+            return [[value] for value in values]
+
+        def tuples(columns: Sequence[Any]) -> list[tuple[list[Any], ...]]:
+            return list(zip(*map(lists, columns))) or [()] * len(self)
+
+        src_stride, dst_stride = self.src_stride, self.dst_stride
+        points = [None] * len(self) if self.points is None else lists(self.points)
+        return [
+            PlanWindow(cell, src, dst, count, is_whole, src_stride, dst_stride, key, points=some)
+            for cell, src, dst, count, is_whole, key, some in zip(
+                tuples(self.cells),
+                lists(self.src_start),
+                lists(self.dst_start),
+                tuples(self.count),
+                lists(self.whole),
+                lists(self.keys),
+                points,
+            )
+        ]
+
     def rows(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """Return ``src_start``, ``dst_start`` and the shape of each row, as Python ints."""
         counts = [one.tolist() if isinstance(one, np.ndarray) else one for one in self.count]

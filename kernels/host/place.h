@@ -245,6 +245,11 @@ inline void copy_box(u8* dst, const u8* src, Box box, i64 itemsize, i64 word) {
     if (word && word < itemsize) {
         box.dimension[box.rank++] = {itemsize / word, word, word};
         itemsize = word;
+    } else if (!word && box.rank > 1) {  // Few bytes that lie together are one element, as those of a field of records.
+        const Dimension& last = box.dimension[box.rank - 1];
+        const i64 run = last.count * itemsize;
+        const bool is_run = last.dst == itemsize && last.src == itemsize;
+        if (is_run && (run == 2 || run == 4 || run == 8)) itemsize = run, box.rank--;
     }
     const Dimension* d = box.dimension;
     const int rank = box.rank;

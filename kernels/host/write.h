@@ -312,6 +312,26 @@ private:
                are_legal(array_, chunk, array_.nbytes);
     }
 
+    // Whether regions have all bytes of a chunk together, as those of all fields of records do.
+    bool covers(i64 begin, i64 end) {
+        static const u8 ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+        i64 most = 0;
+        for (i64 region = begin; region < end; region++) {
+            if (job_.sources[source_of(region)].mask) return false;
+            most += box_of(region).elements() * array_.itemsize;
+        }
+        if (most < array_.nbytes || array_.itemsize > i64(sizeof ones)) return false;
+        u8* written = scratch_.take(Scratch::PARTS, array_.nbytes);
+        if (!written) return false;
+        std::memset(written, 0, static_cast<std::size_t>(array_.nbytes));
+        for (i64 region = begin; region < end; region++) {
+            Box box = box_of(region);
+            for (int i = 0; i < box.rank; i++) box.dimension[i].src = 0;
+            copy_box(written + array_.offset + job_.src_start[region], ones, box, array_.itemsize, 0);
+        }
+        return !std::memchr(written, 0, static_cast<std::size_t>(array_.nbytes));
+    }
+
     // The bytes of a chunk as they are before encoding; null if it is left to Python.
     const u8* gather(i64 row) {
         const i64 begin = first_region(row), end = first_region(row + 1);
@@ -322,7 +342,7 @@ private:
             if (is_whole && !array_.word && is_run(box)) return from(begin);
         }
         u8* chunk = scratch_.take(Scratch::DECODED, array_.nbytes);
-        if (!chunk || !(is_whole || decode(row, chunk))) return nullptr;
+        if (!chunk || !(is_whole || covers(begin, end) || decode(row, chunk))) return nullptr;
         for (i64 region = begin; region < end; region++) {
             u8* to = chunk + array_.offset + job_.src_start[region];
             const u8* mask = job_.sources[source_of(region)].mask;
@@ -341,7 +361,7 @@ private:
         job_.status[row] = NOT_DONE;
         if (!is_covered(row)) return nullptr;
         const u8* chunk = gather(row);
-        if (chunk && job_.drops_fill && !is_single(row) && is_blank(chunk)) {
+        if (chunk && job_.drops_fill && !(array_.fill && is_single(row)) && is_blank(chunk)) {
             job_.status[row] = MISSING;
             return nullptr;
         }

@@ -288,6 +288,27 @@ def test_what_equals_the_fill_value_is_deleted_and_makes_no_directory(tmp_path):
     assert array.store.written == ()
 
 
+@pytest.mark.parametrize("dtype", ["|S3", "|V3", [["a", "<u2"], ["b", "|u1"]]], ids=str)
+def test_bytes_and_records_that_equal_the_fill_value_are_deleted(tmp_path, dtype):
+    """A field alone is changed in stored records; the other one stays."""
+    fill = "AQAC"  # 1, 0, 2 in base64
+    metadata = {"dtype": dtype, "shape": [4, 4], "chunks": [2, 2], "fill_value": fill}
+    spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/", "metadata": metadata}
+    fields = ["a", "b"] if isinstance(dtype, list) else [None]
+    options = [{} if field is None else {"field": field} for field in fields]
+    stores = [gpustore.open({**spec, **some}, open=True, create=True).result() for some in options]
+    filled = [store.read().result() for store in stores]
+    for store in stores:
+        store[...] = np.zeros(store.shape, store.dtype.numpy_dtype)
+    assert sorted(set(files(tmp_path)) - {".zarray"}) == ["0.0", "0.1", "1.0", "1.1"]
+    for store, blank in zip(stores, filled, strict=True):
+        store[:2] = blank[:2]
+    assert sorted(set(files(tmp_path)) - {".zarray"}) == ["1.0", "1.1"]
+    for store, blank in zip(stores, filled, strict=True):
+        assert (store[:2].read().result() == blank[:2]).all()
+        assert not np.any(store[2:].read().result() != np.zeros_like(blank[2:]))
+
+
 def test_more_directories_than_are_open_at_a_time(tmp_path):
     array = on_disk(tmp_path, (150, 2), (1, 1), key_separator="/")
     values = np.arange(1, 301, dtype="u2").reshape(150, 2)

@@ -91,20 +91,23 @@ class WrittenRows(NamedTuple):
                 rows = rows.take([row for _, row in chunks])
             return cls.of_window(layers[0]._replace(rows=rows))
         rank = max([len(layer.rows.src_stride) for layer in layers], default=0)
-        parts = {id(layer): (i, *layer.rows.rows()) for i, layer in enumerate(layers)}
-        edges, numbers_, regions = [0], [], []
+        number = {id(layer): i for i, layer in enumerate(layers)}
+        edges, source, regions = [0], [], []
+        ones, zeros = [(1,) * n for n in range(rank + 1)], [(0,) * n for n in range(rank + 1)]
         for some, row in chunks:
             for layer in some:
-                number, src, dst, shapes = parts[id(layer)]
-                shape = shapes[row]
-                regions.append((src[row], dst[row], *shape, *[1] * (rank - len(shape))))
-                numbers_.append(number)
+                rows = layer.rows
+                more = ones[rank - len(rows.count)]
+                counts = [column[row] for column in rows.count]
+                regions.append((rows.src_start[row], rows.dst_start[row], *counts, *more))
+                source.append(number[id(layer)])
             edges.append(len(regions))
         strides = []
         for layer in layers:
-            more = (0,) * (rank - len(layer.rows.src_stride))
-            strides.append((layer.rows.src_stride + more, layer.rows.dst_stride + more))
-        return cls(edges, numbers_, list(zip(*regions)), strides, rank, layers)
+            src, dst = layer.rows.src_stride, layer.rows.dst_stride
+            more = zeros[rank - len(src)]
+            strides.append((src + more, dst + more))
+        return cls(edges, source, list(zip(*regions)), strides, rank, layers)
 
 
 class WriteJob:
@@ -173,18 +176,14 @@ class WriteJob:
         for _, along in rows.strides:
             words.extend(along)
         kept: list[Any] = [encoding, words, encoded]
+        memories: dict[int, tuple[int, int, int]] = {}
         for layer in rows.layers:
             source, mask = layer.source, layer.mask
-            flat = source.flat
-            words.extend(
-                (
-                    address_of(flat),
-                    source.offset,
-                    flat.size,
-                    0 if mask is None else address_of(mask),
-                )
-            )
-            kept += source, mask
+            if id(source) not in memories:
+                memories[id(source)] = address_of(source.flat), source.offset, source.flat.size
+            words.extend(memories[id(source)])
+            words.append(0 if mask is None else address_of(mask))
+        kept.append(rows.layers)
         text = b"\0"
         below: list[Any] = []
         if keys:
