@@ -205,6 +205,8 @@ def encoded(
     array: ChunkedArray, values: Sequence[tuple[Sequence[Layer], Buffer | None]]
 ) -> list[Buffer | None]:
     """Encode values of layers and what is stored: all chunks of all values together."""
+    if not array.levels:
+        return _gather(array, [_chunk(layers, present) for layers, present in values])
     overlays: list[Overlay] = []
     pending = [_value(array, layers, present, overlays) for layers, present in values]
     chunks = iter(_gather(array, overlays))

@@ -153,12 +153,17 @@ class Reader:
             raise self.error(f"Unexpected end of data: {nbytes} bytes, {self.remaining} remain")
 
 
+_SHORT: Final = [bytes([value]) for value in range(0x80)]  # most numbers
+
+
 def encode_varint(value: int) -> bytes:
     """Encode one number.
 
     >>> encode_varint(300).hex()
     'ac02'
     """
+    if value < 0x80:
+        return _SHORT[value]
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
