@@ -33,6 +33,7 @@ from gpustore.index_space.output_map import (
 )
 from gpustore.index_space.transform import make_transform
 from gpustore.pipelines.alike_reads import AlikeArrays, AlikePart, read_alike
+from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.layer_plan import LayerBoxes, LayerPart
 from gpustore.runtime.batch import Batch
@@ -280,12 +281,19 @@ class AffineLayers:
     @cached_property
     def _alike(self) -> AlikeArrays | None:
         """Arrays of the layers; None if they are not stored alike."""
-        arrays = []
+        arrays: list[ChunkedArray] = []
+        places = []
+        first: ChunkedDriver | None = None
         for driver in self.arrays:
             if not isinstance(driver, ChunkedDriver) or driver.is_outdated:
                 return None
-            arrays.append(driver.reader)
-        return AlikeArrays.of(arrays)
+            if first is None or not driver.is_alike(first):
+                first = driver
+                arrays.append(driver.reader)
+                places.append((driver.reader.store, driver.reader.key_prefix))
+            else:
+                places.append((driver.kvstore.driver, driver.key_prefix))
+        return AlikeArrays.of(arrays, places)
 
     def read(
         self,

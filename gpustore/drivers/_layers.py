@@ -94,14 +94,14 @@ class Layer(NamedTuple):
             return self._replace(transaction=transaction)
         return self._replace(driver=self.driver.in_transaction(transaction))
 
-    def opening(self, *, write: bool) -> Opening:
-        """Begin to open the layer, for writes or for reads."""
+    def opening(self, transform: IndexTransform, *, write: bool) -> Opening:
+        """Begin to open the layer in the place of `transform`, for writes or for reads."""
         assert self.spec is not None
         assert self.context is not None
         mode, context = self.spec.mode, self.context
         read, also_write = (None, True) if write else (True, None)
         request = OpenRequest(
-            *(mode, context, read, also_write, self.transform), transaction=self.transaction
+            *(mode, context, read, also_write, transform), transaction=self.transaction
         )
         return self.spec.driver.open(request)
 
@@ -386,19 +386,24 @@ def open_layers(
     """
     found: dict[int, tuple[Driver, IndexTransform]] = {}
     later: list[tuple[int, Callable[[], tuple[Driver, IndexTransform]]]] = []
+    transform: IndexTransform | None = None
     for number in numbers:
-        layer = layers[number]
-        if layer.driver is not None:
-            found[number] = layer.driver, layer.transform
+        if layers.drivers[number] is not None:
+            found[number] = layers.opened(number)
             continue
+        other = layers.transforms[number]
+        transform = other if transform is None or transform != other else transform
         with _opening(number):
-            opening = layer.opening(write=write)
+            opening = layers.unopened[number].opening(transform, write=write)
         # Others wait for their kvstores at the same time.
         run = opening.run if opening.may_defer else opening.executor.submit(opening.run).result
         later.append((number, run))
     for number, run in later:
         with _opening(number):
-            found[number] = run()
+            driver, to_driver = run()
+        if layers.axis is not None:
+            to_driver = _with_dimension(to_driver, layers.axis, number)
+        found[number] = driver, to_driver
     return found
 
 

@@ -104,6 +104,11 @@ class PrecomputedSteps(Steps):
         found: DriverSpec = spec
         return found
 
+    def is_alike(self, other: Any) -> bool:
+        """Return False: keys do not follow from the path alone."""
+        del other
+        return False
+
     def array(self, metadata: Any, description: ArrayDescription) -> ChunkedArray:
         """Return the array for the pipelines; keys of a scale may lead out of the volume."""
         array = super().array(metadata, description)

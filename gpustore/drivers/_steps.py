@@ -66,6 +66,9 @@ from gpustore.strict_json.parsing import JsonValue
 
 _ATTEMPTS = 10
 
+_last_placed: tuple[IndexDomain | None, IndexTransform | None, IndexTransform | None]
+_last_placed = None, None, None
+
 _CREATE = 'Cannot create using specified "metadata" and schema'
 
 
@@ -136,15 +139,12 @@ class Steps:
 
     def run(self) -> tuple[ChunkedDriver, IndexTransform]:
         """Open or create the array; called once. Blocks."""
-        if self._is_plain_read:
+        if self.found is None and self._is_plain_read:
             read_ahead(self)
         self.read_at = time.time() if self.found is None else self.found.read_at
         try:
             driver = self._driver(*self._metadata())
-            domain = driver.description.domain
-            transform = make_transform(domain, identity_maps(len(domain.shape)))
-            wanted = self._wanted(domain)
-            return driver, transform if wanted is None else transform[wanted]
+            return driver, self._placed(driver.description.domain)
         except GpustoreError:
             with prefixing(self._context()):
                 raise
@@ -173,6 +173,25 @@ class Steps:
         if self._is_plain_read:
             wait(self)
         return True
+
+    def _placed(self, domain: IndexDomain) -> IndexTransform:
+        """Return the transform to an array of this domain; that of the last array if it is alike,
+        as many layers of a stack are.
+        """
+        global _last_placed
+        wanted = self._wanted(domain)
+        of_domain, of_wanted, found = _last_placed
+        if domain is not of_domain or wanted is not of_wanted or found is None:
+            found = make_transform(domain, identity_maps(len(domain.shape)))
+            if wanted is not None:
+                found = found[wanted]
+            _last_placed = domain, wanted, found
+        return found
+
+    def is_alike(self, other: Any) -> bool:
+        """Whether :meth:`array` makes the same of one description, but for store and prefix."""
+        one, two = self.spec.options, other.spec.options
+        return self.setting is other.setting and self.executor is other.executor and one == two
 
     def _wanted(self, found: IndexDomain) -> IndexTransform | None:
         """The part of the array the spec asks for, None for all of the domain `found`; labels of

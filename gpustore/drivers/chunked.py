@@ -87,6 +87,9 @@ class Origin(Protocol):
     def array(self, metadata: Any, description: ArrayDescription, /) -> ChunkedArray:
         """Return the argument of the pipelines."""
 
+    def is_alike(self, other: Any, /) -> bool:
+        """Whether :meth:`array` makes the same of one description, but for store and prefix."""
+
     def respec(self, opened: ChunkedDriver, metadata: Any, /) -> DriverSpec:
         """Return the unopened spec with `metadata`, or with None a minimal one."""
 
@@ -152,6 +155,16 @@ class ChunkedDriver:
     @property
     def id(self) -> str:
         return self.file.format.json_id
+
+    @property
+    def key_prefix(self) -> str:
+        """Prefix of the keys of chunks."""
+        return self.kvstore.path + self.description.key_prefix
+
+    def is_alike(self, other: ChunkedDriver) -> bool:
+        """Whether both differ for reads in their kvstores and the prefixes of their keys alone."""
+        same = self.description is other.description
+        return same and self.origin.is_alike(other.origin)
 
     @property
     def backend(self) -> Backend:

@@ -243,9 +243,8 @@ class ArrayDescription:
         if schema.domain is not None:
             with prefixing(words.domain, status=words.status):
                 words.merge_domains(schema.domain, self.domain)
-        layout = schema.chunk_layout
-        if layout.rank != -1:  # Without a rank there is nothing but numbers of elements.
-            own = self.chunk_layout
+        if schema.has_chunk_shapes:
+            layout, own = schema.chunk_layout, self.chunk_layout
             if not any(own.codec_chunk.shape or ()):
                 check_codec_chunk(layout)
             layout.merged(own)
@@ -262,18 +261,19 @@ class ArrayDescription:
                 if not _has_filters(self.codec) and _has_filters(merged):
                     # As a constraint an array's null would let any filters pass.
                     raise MismatchError(f'"filters" does not match: null vs {merged}', status="")
-        if schema.dimension_units is not None:
-            if not words.has_units and any(unit is not None for unit in schema.dimension_units):
+        units = schema.dimension_units
+        if units is not None and (self.units is None or units.count(None) < len(units)):
+            if not words.has_units and units.count(None) < len(units):
                 raise MetadataError(_NO_UNITS)
             with prefixing(
                 "dimension_units from metadata does not match dimension_units in schema",
                 status="FAILED_PRECONDITION",
             ):
-                units = merge_units(self.units, schema.dimension_units)
-            if words.units_are_complete and units != self.units:
+                merged_units = merge_units(self.units, units)
+            if words.units_are_complete and merged_units != self.units:
                 raise MismatchError(
                     f"Dimension units in metadata {units_text(self.units)} do not match dimension "
-                    f"units in schema {units_text(schema.dimension_units)}"
+                    f"units in schema {units_text(units)}"
                 )
 
     def _check_fill_value(self, schema: Schema, words: SchemaWords) -> None:

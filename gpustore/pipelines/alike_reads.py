@@ -20,7 +20,7 @@ from gpustore.backends.host.memory import HostMemory
 from gpustore.backends.native.job import address_of
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.index_space import IndexTransform
-from gpustore.kvstores.base import KeyDirectory
+from gpustore.kvstores.base import KeyDirectory, KvStoreDriver
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray, with_decoder
 from gpustore.pipelines.native_fill import fill_tasks
 from gpustore.pipelines.native_read import NativeRead
@@ -57,8 +57,18 @@ class AlikeArrays:
     _memory: Any
 
     @classmethod
-    def of(cls, arrays: Sequence[ChunkedArray]) -> AlikeArrays | None:
-        """Return the arrays together, None if they are not alike."""
+    def of(
+        cls, arrays: Sequence[ChunkedArray], places: Sequence[tuple[KvStoreDriver, str]]
+    ) -> AlikeArrays | None:
+        """Return the arrays together, None if they are not alike.
+
+        Parameters
+        ----------
+        arrays : sequence of ChunkedArray
+            Those that may differ in more than the prefixes of their keys.
+        places : sequence of (KvStoreDriver, str)
+            Of all arrays, in order: the store of the chunks, and the prefix of their keys.
+        """
         first = arrays[0]
         if first.stored is not None or first.grid is not None:
             return None  # Each array has its own chunks in a cache.
@@ -66,7 +76,7 @@ class AlikeArrays:
             return None
         if not all([_is_alike(first, one) for one in arrays]):
             return None
-        directories = [one.store.key_directory(one.key_prefix) for one in arrays]
+        directories = [store.key_directory(prefix) for store, prefix in places]
         directory = directories[0]
         names = []
         for one in directories:
@@ -80,7 +90,7 @@ class AlikeArrays:
         memory = np.frombuffer(b"".join(names), np.uint8)
         lengths = np.array([len(name) for name in names], np.int64)
         addresses = address_of(memory) + lengths.cumsum() - lengths
-        return cls(first, directory, addresses, [one.key_prefix for one in arrays], memory)
+        return cls(first, directory, addresses, [prefix for _, prefix in places], memory)
 
 
 def _is_alike(one: ChunkedArray, other: ChunkedArray) -> bool:

@@ -405,6 +405,11 @@ class Schema(IndexAccessors):
         return self._chunk_layout.copy()
 
     @property
+    def has_chunk_shapes(self) -> bool:
+        """Whether there are other constraints on the chunks than numbers of elements."""
+        return self._chunk_layout.rank != -1
+
+    @property
     def codec(self) -> CodecSpec | None:
         """Constraints on the encoding, None if there are none."""
         return self._codec
