@@ -41,7 +41,9 @@ from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 
 FEWEST: Final = 8
-"""Fewest layers of a request that are worth it."""
+FEWEST_NEW: Final = 2
+"""Fewest layers of a request that are worth it, and of those that it opens: the constants of the
+native core are made for each array that is read by itself."""
 
 _MOST_PLACES: Final = 8
 """Most places at which arrays are read in one pass; with more, each layer is read by itself."""
@@ -99,13 +101,18 @@ class AffineLayers:
         """Return layers that a read has opened together; None if that is not worth it."""
         drivers = [driver for driver, _ in layers.values()]
         transforms = [transform for _, transform in layers.values()]
-        return cls._of(layers.__getitem__, np.array([*layers], np.int64), drivers, transforms, None)
+        numbers = np.array([*layers], np.int64)
+        if len(drivers) < FEWEST_NEW:
+            return None
+        return cls._of(layers.__getitem__, numbers, drivers, transforms, None)
 
     @classmethod
     def of_opened(cls, layers: Layers) -> AffineLayers | None:
         """Return all layers of a stack, which are open; None if that is not worth it."""
         drivers = [driver for driver in layers.drivers if driver is not None]
         numbers = np.arange(len(layers))
+        if len(drivers) < FEWEST:
+            return None
         return cls._of(layers.opened, numbers, drivers, layers.transforms, layers.axis)
 
     @classmethod
@@ -117,12 +124,10 @@ class AffineLayers:
         transforms: Sequence[IndexTransform],
         axis: int | None,
     ) -> AffineLayers | None:
-        """Return layers together; None if they are few, or their transforms differ.
+        """Return layers together; None if their transforms differ.
 
         `axis` is a dimension of the stack that the transforms do not have.
         """
-        if len(drivers) < FEWEST:
-            return None
         known: dict[int, int] = {}
         places = [known.setdefault(id(driver), len(known)) for driver in drivers]
         maps = [transform.output for transform in transforms]
