@@ -461,6 +461,15 @@ def test_value_that_comes_short_is_an_error():
         show(database, entry["indirect_value"])
 
 
+def test_an_error_of_a_data_file_names_the_key_that_was_written():
+    ours = Opened()
+    ours.apply({"a": b"1"})
+    store, _ = ours.record([Rule(Fault.ERROR, "write")])
+    with pytest.raises(StoreIOError, match='^[A-Z: _]*Error writing "key" in OCDBT') as caught:
+        store.write("key", b"1" * 200).result()
+    assert caught.value.key == "key"
+
+
 def test_missing_data_file_is_an_error_and_never_an_absent_key():
     theirs = TensorStoreDatabase()
     theirs.store["a"] = b"1" * 200
