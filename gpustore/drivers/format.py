@@ -452,12 +452,6 @@ class AttributesPlace:
     field: str = ""
 
 
-def members_with_metadata(constraints: Any) -> dict[str, JsonValue]:
-    """Return constraints on metadata as the member ``metadata`` of a spec, if there are any."""
-    metadata = constraints.to_json()
-    return {"metadata": metadata} if metadata else {}
-
-
 class Format(Protocol):
     """A metadata format; `M` is the class of its metadata, `C` that of its constraints."""
 

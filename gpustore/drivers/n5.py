@@ -13,11 +13,10 @@ Source: https://github.com/saalfeldlab/n5; TensorStore's n5 driver page and ``dr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gpustore.codec_chain.n5_block import resolve_n5
 from gpustore.data_types.unit import Unit
-from gpustore.drivers import _remembered
+from gpustore.drivers._metadata_member import MetadataMember
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     ArrayDescription,
@@ -27,7 +26,6 @@ from gpustore.drivers.format import (
     check_rank,
     constrain_rank,
     created_domain,
-    members_with_metadata,
     merge_codec,
     with_zarr_domain,
     zarr_domain,
@@ -59,7 +57,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, text
 
 
 @dataclass(frozen=True, slots=True)
-class N5Format(WholeElements):
+class N5Format(MetadataMember, WholeElements):
     """Translates between ``attributes.json`` documents and array descriptions."""
 
     id = "n5"
@@ -89,21 +87,6 @@ class N5Format(WholeElements):
     def constraints_of(self, metadata: N5Metadata) -> N5Constraints:
         """Return constraints that only these metadata fulfil."""
         return N5Constraints.from_json(metadata.to_json())
-
-    def take_constraints(self, members: Members) -> N5Constraints:
-        """Take ``metadata``."""
-        return members.take_with(
-            "metadata", partial(_remembered.constraints, self), self.no_constraints
-        )
-
-    def members(self, constraints: N5Constraints) -> dict[str, JsonValue]:
-        """Return the members of a spec that constrain the metadata."""
-        return members_with_metadata(constraints)
-
-    def take_options(self, members: Members) -> dict[str, JsonValue]:
-        """Return no options: the format has none."""
-        del members
-        return {}
 
     def describe(self, metadata: N5Metadata, *, limits: Limits) -> ArrayDescription:
         """Return the array that `metadata` describe."""

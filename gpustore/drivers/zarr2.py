@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from gpustore.codec_chain.compressor import complete_v2, merge_v2, parse_v2
 from gpustore.codec_chain.filter import merge_filters, parse_filters
 from gpustore.codec_chain.resolve import resolve_v2, v2_inner_order
-from gpustore.drivers import _remembered
+from gpustore.drivers._metadata_member import MetadataMember
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     OPAQUE,
@@ -31,7 +30,6 @@ from gpustore.drivers.format import (
     check_rank,
     constrain_rank,
     created_domain,
-    members_with_metadata,
     merge_codec,
     with_zarr_domain,
     zarr_domain,
@@ -59,7 +57,7 @@ from gpustore.strict_json.parsing import JsonValue, Members
 
 
 @dataclass(frozen=True, slots=True)
-class Zarr2Format:
+class Zarr2Format(MetadataMember):
     """Translates between ``.zarray`` documents and array descriptions.
 
     Attributes
@@ -116,17 +114,12 @@ class Zarr2Format:
 
     def take_constraints(self, members: Members) -> Zarr2Constraints:
         """Take ``metadata``, and ``key_encoding``, an older name of its ``dimension_separator``."""
-        constraints = members.take_with(
-            "metadata", partial(_remembered.constraints, self), self.no_constraints
-        )
+        # Without arguments super() does not find the class: slots made it anew.
+        constraints: Zarr2Constraints = MetadataMember.take_constraints(self, members)
         separator = members.take_str("key_encoding", None, choices=(".", "/"))
         if separator is not None:
             constraints = constraints.merge(self.constraints({"dimension_separator": separator}))
         return constraints
-
-    def members(self, constraints: Zarr2Constraints) -> dict[str, JsonValue]:
-        """Return the members of a spec that constrain the metadata."""
-        return members_with_metadata(constraints)
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Take ``metadata_key``."""

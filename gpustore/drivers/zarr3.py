@@ -27,7 +27,7 @@ from gpustore.codec_chain.merge import (
 )
 from gpustore.data_types.dtype import MORE_NUMBERS
 from gpustore.data_types.unit import Unit
-from gpustore.drivers import _remembered
+from gpustore.drivers._metadata_member import MetadataMember
 from gpustore.drivers.chunked_spec import ChunkedKind
 from gpustore.drivers.format import (
     OPAQUE,
@@ -39,7 +39,6 @@ from gpustore.drivers.format import (
     check_rank,
     constrain_rank,
     created_domain,
-    members_with_metadata,
     merge_codec,
     with_zarr_domain,
     zarr_domain,
@@ -74,7 +73,7 @@ from gpustore.strict_json.parsing import JsonValue, Members, expect_list, in_mem
 
 
 @dataclass(frozen=True, slots=True)
-class Zarr3Format:
+class Zarr3Format(MetadataMember):
     """Translates between ``zarr.json`` documents and array descriptions.
 
     Attributes
@@ -138,21 +137,6 @@ class Zarr3Format:
         if not metadata.has_labels:
             members.pop("dimension_names", None)
         return Zarr3Constraints.from_json(members)
-
-    def take_constraints(self, members: Members) -> Zarr3Constraints:
-        """Take ``metadata``."""
-        return members.take_with(
-            "metadata", partial(_remembered.constraints, self), self.no_constraints
-        )
-
-    def members(self, constraints: Zarr3Constraints) -> dict[str, JsonValue]:
-        """Return the members of a spec that constrain the metadata."""
-        return members_with_metadata(constraints)
-
-    def take_options(self, members: Members) -> dict[str, JsonValue]:
-        """Return no options: the format has none."""
-        del members
-        return {}
 
     def describe(self, metadata: Zarr3Metadata, *, limits: Limits) -> ArrayDescription:
         """Return the array that `metadata` describe."""

@@ -53,13 +53,13 @@ class FillValue:
             If `dtype` is None and the value's NumPy dtype has no equivalent, or the value has no
             elements.
         OverflowError, TypeError, ValueError
-            If NumPy cannot convert the value.
+            If NumPy cannot convert the value, or elements of an array would become other integers.
         """
         if dtype is not None:
+            if isinstance(value, np.ndarray):
+                _check_integers(value, dtype)
             if dtype.name in _NO_JSON:
                 _check_bytes(np.asarray(value), dtype)
-            if isinstance(value, np.ndarray):  # Numbers are converted by value.
-                value = value.astype(dtype.numpy_dtype, casting="safe", copy=False)
             array = np.asarray(value, dtype=dtype.numpy_dtype)
         else:
             array = np.asarray(value)
@@ -133,6 +133,16 @@ class FillValue:
     def __str__(self) -> str:
         array = self.array.view(np.int64) if self.array.dtype.kind in "Mm" else self.array
         return _format(array.tolist(), array.ndim)
+
+
+def _check_integers(value: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:
+    """Raise TypeError if a conversion to integers would change numbers of an array."""
+    if value.dtype.kind not in "iuf" or dtype.array_dtype.kind not in "iu":
+        return
+    with np.errstate(all="ignore"):
+        found = value.astype(dtype.numpy_dtype)
+        if not np.array_equal(found, value):
+            raise TypeError(f"fill_value {value!r} is no {dtype.name}")
 
 
 def refuse_text(value: np.ndarray[Any, np.dtype[Any]], dtype: DataType) -> None:

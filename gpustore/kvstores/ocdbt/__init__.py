@@ -330,9 +330,9 @@ class OcdbtKvStore(AdapterKvStore):
         for j, i in enumerate(rows):
             result.generation[i] = written.generation[j]
             if j in written.error:
-                error = written.error[j].prefixed(f"Error writing {self.describe(request.keys[i])}")
-                error.key = request.keys[i]  # Not that of a data file.
-                result.error[i] = error
+                where = self.describe(request.keys[i])
+                result.error[i] = failed = written.error[j].prefixed(f"Error writing {where}")
+                failed.key = request.keys[i]  # Not that of a data file.
         return result
 
     def write_together(self, request: AtomicRequest) -> builtins.list[str]:

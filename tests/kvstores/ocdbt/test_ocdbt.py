@@ -465,7 +465,7 @@ def test_an_error_of_a_data_file_names_the_key_that_was_written():
     ours = Opened()
     ours.apply({"a": b"1"})
     store, _ = ours.record([Rule(Fault.ERROR, "write")])
-    with pytest.raises(StoreIOError, match='^[A-Z: _]*Error writing "key" in OCDBT') as caught:
+    with pytest.raises(StoreIOError, match=r'^[A-Z: _]*Error writing "key" in OCDBT') as caught:
         store.write("key", b"1" * 200).result()
     assert caught.value.key == "key"
 
