@@ -18,7 +18,6 @@ all waiting threads.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -44,7 +43,7 @@ from gpustore.kvstores.ocdbt.tree import find, generation_of, leaves
 from gpustore.kvstores.ocdbt.version import Generation
 from gpustore.kvstores.ocdbt.version_tree import Version, advance, max_generation
 from gpustore.kvstores.result import as_bytes
-from gpustore.runtime.executor import reset_after_fork
+from gpustore.runtime.group_commit import Change, GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +61,7 @@ _KEPT_MANIFESTS: Final = 128
 
 
 @dataclass(slots=True, eq=False)
-class _Operation:
+class _Operation(Change):
     """An operation that waits for a commit, and its result.
 
     Attributes
@@ -82,9 +81,6 @@ class _Operation:
         The result of a deletion.
     failed : list of str
         The result of `together`.
-    error : GpustoreError or None
-        Error of the operation.
-    is_done : bool
     """
 
     request: WriteRequest | None = None
@@ -95,11 +91,9 @@ class _Operation:
     columns: WriteColumns = field(default_factory=lambda: WriteColumns.blank(0))
     num_deleted: int = 0
     failed: list[str] = field(default_factory=list)
-    error: GpustoreError | None = None
-    is_done: bool = False
 
 
-class Committer:
+class Committer(GroupCommit[_Operation]):
     """Commits to a database. Thread-safe.
 
     Parameters
@@ -130,22 +124,16 @@ class Committer:
         self._prefixes = prefixes
         self._target_nbytes = target_nbytes
         self._assumed: Config | None = None
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the locks of the parent process, and drop the operations of its threads."""
-        self._lock = threading.Lock()
-        self._queue_lock = threading.Lock()
-        self._queue: list[_Operation] = []
+        super().__init__()
 
     def write(self, request: WriteRequest) -> WriteColumns:
         """Write a batch in one commit, or none if no condition holds."""
         operation = _Operation(request)
-        self._run(operation)
-        if operation.error is not None:
+        try:
+            self._run(operation)
+        except GpustoreError as error:
             count = len(request.keys)
-            return WriteColumns([b""] * count, dict.fromkeys(range(count), operation.error))
+            return WriteColumns([b""] * count, dict.fromkeys(range(count), error))
         return operation.columns
 
     def refer(self, keys: Sequence[str], values: Sequence[Stored]) -> None:
@@ -155,63 +143,34 @@ class Committer:
         operation = _Operation(WriteRequest(keys, [b""] * len(keys)))
         operation.given = dict(enumerate(values))
         self._run(operation)
-        if operation.error is not None:
-            raise operation.error
 
     def write_together(self, request: AtomicRequest) -> list[str]:
         """Make all changes in one commit, or none; return the keys whose conditions failed."""
         operation = _Operation(together=request)
         self._run(operation)
-        if operation.error is not None:
-            raise operation.error
         return operation.failed
 
     def delete_range(self, deleted: KeyRange) -> int:
         """Delete a range in one commit, or none if it is empty."""
         operation = _Operation(deleted=deleted)
         self._run(operation)
-        if operation.error is not None:
-            raise operation.error
         return operation.num_deleted
-
-    # ------------------------------------------------------------------ together
-
-    def _run(self, operation: _Operation) -> None:
-        with self._queue_lock:
-            self._queue.append(operation)
-        with self._lock:
-            if operation.is_done:
-                return
-            with self._queue_lock:
-                waiting, self._queue = self._queue, []
-            try:
-                for group in _groups(waiting):
-                    self._commit_group(group)
-            except BaseException:
-                # Only this thread was interrupted; another commits for those that wait.
-                rest = [one for one in waiting if not one.is_done and one is not operation]
-                with self._queue_lock:
-                    self._queue = rest + self._queue
-                raise
-
-    def _commit_group(self, group: list[_Operation]) -> None:
-        try:
-            self._commit(group)
-        except GpustoreError as error:
-            if len(group) > 1:
-                # An error of one change does not make the others fail.
-                for one in group:
-                    self._commit_group([one])
-                return
-            group[0].error = error
-        for one in group:
-            one.is_done = True
 
     # ------------------------------------------------------------------ one commit
 
-    def _commit(self, group: list[_Operation]) -> None:
+    def _groups(self, changes: list[_Operation]) -> list[list[_Operation]]:
+        """Return lists of one deletion, one set of changes together, or consecutive writes."""
+        groups: list[list[_Operation]] = []
+        for one in changes:
+            if groups and one.request is not None and groups[-1][-1].request is not None:
+                groups[-1].append(one)
+            else:
+                groups.append([one])
+        return groups
+
+    def _commit(self, changes: Sequence[_Operation]) -> None:
         files = DataFiles(self._database.base, self._target_nbytes)
-        for one in group:
+        for one in changes:
             # What an attempt that failed has put into files may not be there.
             one.stored = dict(one.given)
         pause_s = _FIRST_PAUSE_S
@@ -223,7 +182,7 @@ class Committer:
             if snapshot.manifest is None and not self._assume_config:
                 self._create(snapshot)
                 continue
-            mine = self._attempt(group, snapshot, files)
+            mine = self._attempt(changes, snapshot, files)
             if mine is None:
                 return
             time.sleep(random.uniform(0, pause_s))
@@ -234,7 +193,7 @@ class Committer:
         )
 
     def _attempt(
-        self, group: list[_Operation], snapshot: Snapshot, files: DataFiles
+        self, group: Sequence[_Operation], snapshot: Snapshot, files: DataFiles
     ) -> Version | None:
         """Try once; return None on success, else the version that was not accepted."""
         manifest = snapshot.manifest
@@ -271,7 +230,7 @@ class Committer:
         return version
 
     def _changes(
-        self, group: list[_Operation], latest: Version | None, config: Config, files: DataFiles
+        self, group: Sequence[_Operation], latest: Version | None, config: Config, files: DataFiles
     ) -> Changes:
         """Return the changes of the operations, with their results if the commit succeeds."""
         if group[0].deleted is not None:
@@ -490,14 +449,3 @@ class Committer:
 
 def _first(write: tuple[bytes, Stored | None]) -> bytes:
     return write[0]
-
-
-def _groups(operations: list[_Operation]) -> list[list[_Operation]]:
-    """Yield the operations of one commit: a deletion, changes together, or consecutive writes."""
-    groups: list[list[_Operation]] = []
-    for one in operations:
-        if groups and one.request is not None and groups[-1][-1].request is not None:
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups

@@ -9,12 +9,11 @@ detects changes by other processes, after which the rewrite is repeated
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpustore.errors import ConflictError, GpustoreError
+from gpustore.errors import ConflictError, GpustoreError, StoreIOError
 from gpustore.kvstores.base import Base, Replacement
 from gpustore.kvstores.columns import (
     ABSENT,
@@ -27,12 +26,12 @@ from gpustore.kvstores.zip.archive import Archive, Changed
 from gpustore.kvstores.zip.directory import Directory
 from gpustore.kvstores.zip.rewrite import NewMember, Rewrite
 from gpustore.runtime.buffer import Buffer
-from gpustore.runtime.executor import reset_after_fork
+from gpustore.runtime.group_commit import Change, GroupCommit
 from gpustore.runtime.limits import Limits
 
 
 @dataclass(slots=True, kw_only=True)
-class _Change:
+class _Change(Change):
     """Change of one caller: values of keys, or the deletion of a range.
 
     Attributes
@@ -48,9 +47,6 @@ class _Change:
         Number of deleted keys of the ranges.
     failed : list of str
         Keys for which conditions of `together` failed.
-    is_done : bool
-    error : GpustoreError, optional
-        Reason why none of it was written.
     """
 
     result: WriteColumns
@@ -59,8 +55,6 @@ class _Change:
     together: AtomicRequest | None = None
     count: int = 0
     failed: list[str] = field(default_factory=list)
-    is_done: bool = False
-    error: GpustoreError | None = None
 
     def apply(self, directory: Directory, changes: dict[str, NewMember | None]) -> None:
         """Add the changes to `changes` whose conditions hold."""
@@ -111,7 +105,7 @@ def _generation(
     return directory.generation_of(directory.rows[key])
 
 
-class Writer:
+class Writer(GroupCommit[_Change]):
     """Writes changes of one archive. Thread-safe.
 
     Parameters
@@ -131,14 +125,7 @@ class Writer:
         self._base = base
         self._compression = compression
         self._limits = limits
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Replace the locks of the parent process, and drop the changes of its threads."""
-        self._lock = threading.Lock()
-        self._waiting_lock = threading.Lock()
-        self._waiting: list[_Change] = []
+        super().__init__()
 
     def write(self, request: WriteRequest, rows: Sequence[int], result: WriteColumns) -> None:
         """Write the given rows of a request, whose keys are legal."""
@@ -149,10 +136,11 @@ class Writer:
             member = self._member(request.keys[row], request.values[row])
             condition = b"" if request.if_equal is None else request.if_equal[row]
             change.rows.append((row, request.keys[row], member, condition))
-        self._do(change)
-        if change.error is not None:
+        try:
+            self._run(change)
+        except GpustoreError as error:
             for row in rows:
-                result.error[row] = change.error
+                result.error[row] = error
                 result.generation[row] = b""
 
     def _member(self, key: str, value: Buffer | None) -> NewMember | None:
@@ -166,56 +154,35 @@ class Writer:
             (row, key, self._member(key, request.values[row]), b"")
             for row, key in enumerate(request.keys)
         ]
-        self._do(change)
-        if change.error is not None:
-            raise change.error
+        self._run(change)
         return change.failed
 
     def delete_range(self, inclusive_min: str, exclusive_max: str | None) -> int:
         """Delete the keys of a range and return their number."""
         change = _Change(result=WriteColumns.blank(0), ranges=[(inclusive_min, exclusive_max)])
-        self._do(change)
-        if change.error is not None:
-            raise change.error
+        self._run(change)
         return change.count
 
-    def _do(self, change: _Change) -> None:
-        """Make a change, in this thread or in another one."""
-        with self._waiting_lock:
-            self._waiting.append(change)
-        with self._lock:
-            if change.is_done:
-                return
-            with self._waiting_lock:
-                together, self._waiting = self._waiting, []
-            try:
-                self._commit(together)
-            except GpustoreError as error:
-                for one in together:
-                    one.error = error
-            except BaseException:
-                # Only this thread was stopped; another one goes on.
-                with self._waiting_lock:
-                    self._waiting[:0] = [one for one in together if one is not change]
-                raise
-            for one in together:
-                one.is_done = True
-
-    def _commit(self, together: Sequence[_Change]) -> None:
-        if all(one.only_deletes for one in together) and self._plan(together)[1] is None:
+    def _commit(self, changes: Sequence[_Change]) -> None:
+        if all(one.only_deletes for one in changes) and self._plan(changes)[1] is None:
             return  # The base shall not make directories for an archive that is not there.
         began = time.time()
         made: list[Rewrite] = []
 
         def make() -> Replacement | None:
-            directory, rewrite = self._plan(together)
+            directory, rewrite = self._plan(changes)
             if rewrite is None:
                 return None
             made[:] = [rewrite]
             pieces = self._pieces(directory, rewrite)
             return Replacement(directory.generation, rewrite.nbytes, pieces)
 
-        generation = self._base.driver.replace(self._base.path, make)
+        try:
+            generation = self._base.driver.replace(self._base.path, make)
+        except StoreIOError as error:  # All may be there: none is tried again alone.
+            for one in changes:
+                one.error = error
+            return
         if generation:
             directory = made[0].directory(generation, last=self._archive.last)
             self._archive.remember(directory, began)

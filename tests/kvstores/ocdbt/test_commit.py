@@ -413,7 +413,7 @@ def test_thread_that_is_interrupted_leaves_the_work_of_others():
             if operation == "write" and key.startswith("d/") and not self.injected:
                 self.injected = 1
                 waiting.set()
-                wait_until(lambda: committer._queue)
+                wait_until(lambda: committer._waiting)
                 raise KeyboardInterrupt
             return False
 
@@ -449,7 +449,7 @@ def test_operations_of_an_interrupted_commit_are_taken_over():
     threads = [threading.Thread(target=write, args=(key,)) for key in "bcd"]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(committer._queue) == 3)
+    wait_until(lambda: len(committer._waiting) == 3)
 
     class Interrupting(Rule):
         def applies(self, operation, key):
@@ -494,7 +494,7 @@ def test_an_error_of_one_write_leaves_the_others():
     threads = [threading.Thread(target=write, args=(key,)) for key in ("k000", "k059")]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(committer._queue) == 2)
+    wait_until(lambda: len(committer._waiting) == 2)
     committer._lock.release()
     for thread in threads:
         thread.join(30)
