@@ -59,9 +59,14 @@ def defining(driver: DriverSpec, scope: Context) -> tuple[DriverSpec, Context.Sp
     MetadataError
         If the spec refers to a resource that `scope` does not define.
     """
-    found: dict[str, Context.Resource] = {}
-    driver = _defining(driver, scope, found)
+    driver, found = defined(driver, scope)
     return driver, Context.Spec(definitions(found))
+
+
+def defined(driver: DriverSpec, scope: Context) -> tuple[DriverSpec, dict[str, Context.Resource]]:
+    """Return the spec of a driver, and the resources it has in `scope`; see :func:`defining`."""
+    found: dict[str, Context.Resource] = {}
+    return _defining(driver, scope, found), found
 
 
 def _defining(driver: DriverSpec, scope: Context, found: dict[str, Context.Resource]) -> DriverSpec:

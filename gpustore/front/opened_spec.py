@@ -12,7 +12,6 @@ from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.runtime.context import Context, definitions
-from gpustore.strict_json.parsing import JsonValue
 
 if TYPE_CHECKING:
     from gpustore.drivers.array import ArrayDriver
@@ -36,7 +35,7 @@ def opened_spec(
     minimal : bool
         Leave out the metadata.
     retain_context : bool
-        Use the same kvstore and equal other resources when the spec is opened.
+        Use the same kvstore and the same context resources when the spec is opened.
     unbind_context : bool
         Include the definitions of the driver's context resources.
     """
@@ -57,7 +56,12 @@ def opened_spec(
     pool = driver.resources.get(METADATA_POOL)
     if pool is not None:
         spec = spec.updated(**{METADATA_POOL: pool.to_json()})
-    return Spec._make(spec, transform, driver.open_mode, Context.Spec(_context_json(driver)))
+    resources = _shared_resources(driver)
+    context = Context.Spec(definitions(resources))
+    if retain_context:
+        scope = Context._of(context, resources)
+        return Spec._make(spec, transform, driver.open_mode, None, scope)
+    return Spec._make(spec, transform, driver.open_mode, context)
 
 
 def _with_layers(
@@ -80,19 +84,24 @@ def _with_layers(
                 retain_context=retain_context,
                 unbind_context=True,
             )
-            one = one._replace(driver=found._driver, context=found._context)
+            driver_spec, context = found._defined()
+            one = one._replace(driver=driver_spec, context=context)
         layers.append(one)
     return dataclasses.replace(given, layers=tuple(layers)) if layers else spec
 
 
-def _context_json(driver: Driver) -> dict[str, JsonValue]:
+def pickled_resources(driver: Driver, spec: Spec) -> dict[str, Context.Resource]:
+    """Return the resources of a driver that the context of its spec defines: stores that are
+    pickled together share them afterwards.
+    """
+    defined = {} if spec._context is None else spec._context.to_json()
+    return {name: one for name, one in _shared_resources(driver).items() if name in defined}
+
+
+def _shared_resources(driver: Driver) -> dict[str, Context.Resource]:
     # The pool is a member of the spec itself, others are members of the kvstore.
-    shared = {
-        name: one
-        for name, one in driver.resources.items()
-        if name != METADATA_POOL and one.is_shared
-    }
-    return definitions(shared)
+    resources = driver.resources.items()
+    return {name: one for name, one in resources if name != METADATA_POOL and one.is_shared}
 
 
 def _over(driver: DriverSpec, kvstore: KvStore.Spec) -> DriverSpec:

@@ -26,7 +26,7 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
-from gpustore.front.bound_context import bound, defining, released, stripped
+from gpustore.front.bound_context import bound, defined, defining, released, stripped
 from gpustore.front.parsed_spec import NO_MODE, parsed
 from gpustore.front.spec_template import Parts, parse
 from gpustore.hierarchy.attributes import json_attributes
@@ -44,7 +44,7 @@ from gpustore.kvstores.spec import (
     root_spec,
     unknown_scheme,
 )
-from gpustore.runtime.context import Context
+from gpustore.runtime.context import Context, definitions
 from gpustore.runtime.keyword_argument import set_keywords
 from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
@@ -378,6 +378,14 @@ class Spec(IndexedView):
         )
         return self._driver.open(request)
 
+    def _reopening(
+        self, resources: Mapping[str, Context.Resource], read: bool, write: bool
+    ) -> Opening:
+        """Prepare the opening with these resources in place of those that the spec defines."""
+        context = Context._of(self._context, resources)
+        request = OpenRequest(self._mode, context, read, write, self._transform)
+        return self._driver.open(request)
+
     # ---- as data
 
     def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
@@ -426,7 +434,7 @@ class Spec(IndexedView):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
             return NotImplemented
-        if self._bound is not other._bound or self.kvstore != other.kvstore:
+        if not self._shares_resources(other) or self.kvstore != other.kvstore:
             return False
         try:
             return self.to_json() == other.to_json()
@@ -435,9 +443,33 @@ class Spec(IndexedView):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def _shares_resources(self, other: Spec) -> bool:
+        """Whether both are bound to no context, or have the same context resources."""
+        if self._bound is None or other._bound is None or self._bound is other._bound:
+            return self._bound is other._bound
+        one, two = (
+            defined(spec._driver, scope)[1]
+            for spec, scope in ((self, self._bound), (other, other._bound))
+        )
+        return one.keys() == two.keys() and all(one[name] is two[name] for name in one)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        driver, context = self._defined()
-        return (Spec._make, (driver, self._transform, self._mode, context))
+        if self._bound is None:
+            return Spec._make, (self._driver, self._transform, self._mode, self._context)
+        driver, resources = defined(self._driver, self._bound)
+        return _bound_again, (driver, self._transform, self._mode, resources)
+
+
+def _bound_again(
+    driver: DriverSpec,
+    transform: IndexTransform | None,
+    mode: OpenMode,
+    resources: Mapping[str, Context.Resource],
+) -> Spec:
+    """Return a pickled spec bound to its resources, which others pickled with it may share."""
+    spec = Spec._make(driver, transform, mode, None)
+    spec._bind(Context._of(Context.Spec(definitions(resources)), resources))
+    return spec
 
 
 def _innermost(driver: DriverSpec) -> DriverSpec:

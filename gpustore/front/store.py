@@ -17,7 +17,7 @@ from gpustore.drivers.base import Driver, OpenMode
 from gpustore.errors import MetadataError, OutOfBoundsError, TransactionError, UnsupportedError
 from gpustore.front.explained_array import ORDERS
 from gpustore.front.numpy_view import NumpyView
-from gpustore.front.opened_spec import opened_spec
+from gpustore.front.opened_spec import opened_spec, pickled_resources
 from gpustore.front.shown_array import ShownArray
 from gpustore.front.spec import Spec
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -571,7 +571,9 @@ class TensorStore(ShownArray):
             raise TransactionError("Cannot serialize TensorStore with bound transaction")
         if _is_in_memory(self._driver):
             raise UnsupportedError("a store in memory cannot be pickled: its bytes would be lost")
-        return (_reopen, (self.spec(unbind_context=True), self.readable, self.writable))
+        spec = self.spec(unbind_context=True)
+        shared = pickled_resources(self._driver, spec)
+        return _reopen, (spec, shared, self.readable, self.writable)
 
 
 def _is_in_memory(driver: Driver) -> bool:
@@ -585,8 +587,8 @@ def _is_in_memory(driver: Driver) -> bool:
     return any(_is_in_memory(one) for one in opened if one is not None)
 
 
-def _reopen(spec: Spec, read: bool, write: bool) -> TensorStore:
-    return TensorStore._of(*spec._opening(None, read, write).run())
+def _reopen(spec: Spec, *options: Any) -> TensorStore:
+    return TensorStore._of(*spec._reopening(*options).run())
 
 
 class _WritableAccessor(Accessor[_S]):

@@ -229,6 +229,13 @@ class Context:
         self._resources: dict[str, Context.Resource] = {}
         self._made: dict[Callable[[Context], Any], Any] = {}
 
+    @classmethod
+    def _of(cls, spec: Context.Spec | None, resources: Mapping[str, Resource]) -> Context:
+        """Return a context of definitions of which some resources exist already."""
+        context = cls(spec)
+        context._resources.update(resources)
+        return context
+
     @property
     def spec(self) -> Context.Spec | None:
         """Definitions that the context was made of, None if there were none."""

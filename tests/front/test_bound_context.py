@@ -170,3 +170,52 @@ def test_minimal_specs_keep_data_type_and_domain(name):
         spec.update(minimal_spec=True)
         found.append(spec.to_json())
     assert found[0] == found[1]
+
+
+def pickled(*values):
+    """Values that were pickled together."""
+    return pickle.loads(pickle.dumps(values))
+
+
+PAIRS = {
+    "stores": lambda library, spec, context, one, two: pickled(one, two),
+    "a store twice": lambda library, spec, context, one, two: pickled(one, one),
+    "stores apart": lambda library, spec, context, one, two: (*pickled(one), *pickled(two)),
+    "a store and its pickle": lambda library, spec, context, one, two: (one, *pickled(one)),
+    "a store and its context": lambda library, spec, context, one, two: [
+        one if isinstance(one, library.TensorStore) else library.open(spec, context=one).result()
+        for one in pickled(one, context)
+    ],
+    "specs": lambda library, spec, context, one, two: [
+        library.open(one).result()
+        for one in pickled(one.spec(retain_context=True), two.spec(retain_context=True))
+    ],
+    "a store and its spec": lambda library, spec, context, one, two: (
+        one,
+        library.open(one.spec(retain_context=True)).result(),
+    ),
+}
+"""Pairs of opened stores, made of two that were opened in one context."""
+
+
+@each("name", PAIRS)
+@each("pool", ["cache_pool", "cache_pool#x"])
+def test_stores_share_a_cache_if_they_do_in_tensorstore(name, pool, tmp_path):
+    """A cache that both use has what one of them has read."""
+    found = []
+    for library in (gpustore, ts):
+        folder = tmp_path / name / library.__name__
+        kvstore = {"kvstore": f"file://{folder}/", "driver": "zarr3"}
+        metadata = {"shape": [2], "data_type": "uint8"}
+        library.open(kvstore | {"metadata": metadata}, create=True).result().write(1).result()
+        spec = kvstore | {"cache_pool": pool, "recheck_cached_data": False}
+        context = library.Context({pool: {"total_bytes_limit": 1 << 20}})
+        stores = [library.open(spec, context=context).result() for _ in range(2)]
+        one, two = PAIRS[name](library, spec, context, *stores)
+        read = [one[0].read().result()]
+        library.open(kvstore).result().write(2).result()
+        found.append(
+            [int(each) for each in (*read, one[0].read().result(), two[0].read().result())]
+        )
+    assert found[0] == found[1]
+    assert found[0][:2] == [1, 1]
