@@ -272,10 +272,21 @@ def too_long(expected: int, found: int | None = None, *, codec: str) -> CorruptC
     return CorruptChunkError(f"End of data expected{remaining}; at byte {expected}", codec=codec)
 
 
+def check_nbytes(found: int, expected: int, *, exact: bool, codec: str) -> None:
+    """Raise CorruptChunkError unless a value of `found` bytes has at most `expected`, and exactly
+    that many if `exact`.
+    """
+    if found > expected:
+        raise too_long(expected, found, codec=codec)
+    if exact and found < expected:
+        raise too_short(expected, found, codec=codec)
+
+
 def deliver(decoded: Buffer, decoded_max: int, *, exact: bool, out: memoryview | None) -> Buffer:
     """Return bytes that a library decoded as :meth:`BytesCodec.decode` does, in `out` if given.
 
-    `decoded` must have at most `decoded_max` bytes, and exactly that many if `exact`.
+    `decoded` must have at most `decoded_max` bytes, and exactly that many if `exact`, which
+    :func:`check_nbytes` checks.
     """
     if out is None:
         return decoded

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpustore import registry
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.layout import ChunkBytes
@@ -128,10 +128,7 @@ class N5Block(BytesCodec):
         """Decode `nbytes` bytes of elements."""
         if self.inner is not None:
             return self.inner.decode(encoded, nbytes, exact=True, out=out)
-        if len(encoded) < nbytes:
-            raise too_short(nbytes, len(encoded), codec=self.name)
-        if len(encoded) > nbytes:
-            raise too_long(nbytes, len(encoded), codec=self.name)
+        check_nbytes(len(encoded), nbytes, exact=True, codec=self.name)
         return deliver(encoded, nbytes, exact=True, out=out)
 
     def _block_shape(self, encoded: memoryview) -> tuple[int, ...]:

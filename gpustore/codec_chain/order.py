@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import BytesCodec, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.codec_chain.value import ValueStage, as_bytes
 from gpustore.device.command_list import CommandList
@@ -90,10 +90,7 @@ class PermuteStage(BytesCodec):
     ) -> Buffer:
         """Return the elements in the order before the transpose."""
         nbytes = math.prod(self.shape) * self.itemsize
-        if len(encoded) > nbytes:
-            raise too_long(nbytes, len(encoded), codec=self.name)
-        if len(encoded) < nbytes:
-            raise too_short(nbytes, len(encoded), codec=self.name)
+        check_nbytes(len(encoded), nbytes, exact=True, codec=self.name)
         whole = np.empty(nbytes, np.uint8).data if out is None else out[:nbytes]
         element = np.dtype(f"V{self.itemsize}")
         there = np.frombuffer(encoded, element).reshape([self.shape[dim] for dim in self.order])

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import BytesCodec, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes
 from gpustore.codec_chain.device_streams import fall_back_where
 from gpustore.codec_chain.device_values import Table, component, convert
 from gpustore.codec_chain.legal_elements import checker, normalizer
@@ -312,10 +312,7 @@ class ValueStage(BytesCodec):
 
     def _decoded_nbytes(self, found: int, decoded_max: int, *, exact: bool) -> int:
         most = self.encoded_bound(decoded_max)
-        if found > most:
-            raise too_long(most, found, codec=self.name)
-        if exact and found < most:
-            raise too_short(most, found, codec=self.name)
+        check_nbytes(found, most, exact=exact, codec=self.name)
         if found % self.encoded.itemsize:
             raise CorruptChunkError(
                 f"{found} bytes are no elements of {self.encoded.itemsize} bytes", codec=self.name

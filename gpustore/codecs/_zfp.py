@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver, too_short
 from gpustore.codec_chain.value import Elements
 from gpustore.errors import CorruptChunkError, LimitError, MetadataError, UnsupportedError
 from gpustore.runtime.buffer import Buffer
@@ -182,13 +182,8 @@ class Zfp(BytesCodec):
         assert decoded_max >= nbytes, (decoded_max, exact)
         value = bytes(encoded)
         most, expected = self.encoded_bound(0), self._expected(value)
-        if expected is not None:
-            if len(value) < expected:
-                raise too_short(expected, len(value), codec=self.name)
-            if len(value) > expected:
-                raise too_long(expected, len(value), codec=self.name)
-        elif len(value) > most:
-            raise too_long(most, len(value), codec=self.name)
+        bound = most if expected is None else expected
+        check_nbytes(len(value), bound, exact=expected is not None, codec=self.name)
         padding = most - len(value) + _WORD_NBYTES
         found = self._decompressed(value + bytes(padding))
         if expected is None:

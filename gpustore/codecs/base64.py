@@ -19,7 +19,7 @@ from __future__ import annotations
 import binascii
 from dataclasses import dataclass
 
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver
 from gpustore.codec_chain.registered import Codec, CodecVariant, Options
 from gpustore.errors import CorruptChunkError
 from gpustore.runtime.buffer import Buffer
@@ -43,10 +43,7 @@ class _Base64(BytesCodec):
             decoded = binascii.a2b_base64(encoded, strict_mode=True)
         except ValueError as error:
             raise CorruptChunkError(f"Invalid base64: {error}", codec=self.name) from error
-        if len(decoded) > decoded_max:
-            raise too_long(decoded_max, len(decoded), codec=self.name)
-        if exact and len(decoded) < decoded_max:
-            raise too_short(decoded_max, len(decoded), codec=self.name)
+        check_nbytes(len(decoded), decoded_max, exact=exact, codec=self.name)
         return deliver(decoded, decoded_max, exact=exact, out=out)
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver, too_short
 from gpustore.codec_chain.device_segments import EncodedValues, Framed
 from gpustore.codec_chain.device_streams import decompress_values
 from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, integer
@@ -89,10 +89,7 @@ class _Lz4(BytesCodec):
             raise too_short(_SIZE_NBYTES, len(encoded), codec="lz4")
         # The library allocates what the size says.
         nbytes = int.from_bytes(encoded[:_SIZE_NBYTES], "little")
-        if nbytes > decoded_max:
-            raise too_long(decoded_max, nbytes, codec="lz4")
-        if exact and nbytes < decoded_max:
-            raise too_short(decoded_max, nbytes, codec="lz4")
+        check_nbytes(nbytes, decoded_max, exact=exact, codec="lz4")
         if nbytes == 0:
             if bytes(encoded) != _EMPTY:
                 raise CorruptChunkError("Invalid lz4 block of 0 bytes", codec="lz4")

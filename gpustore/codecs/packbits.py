@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.codec_chain.base import BytesCodec, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.codec_chain.registered import ABSENT, Codec, Option, Options, choice
 from gpustore.codec_chain.value import BLOCK, Elements, Types, ValueVariant, as_bytes
@@ -107,10 +107,7 @@ class _Packed(BytesCodec):
     ) -> Buffer:
         del exact  # Nothing else than a whole chunk is encoded so.
         expected, nbytes = self.encoded_bound(decoded_max), self.count * self.itemsize
-        if len(encoded) < expected:
-            raise too_short(expected, len(encoded), codec=self.name)
-        if len(encoded) > expected:
-            raise too_long(expected, len(encoded), codec=self.name)
+        check_nbytes(len(encoded), expected, exact=True, codec=self.name)
         view = memoryview(encoded).cast("B")
         if self.padding != "none":
             first = self.padding == "first_byte"

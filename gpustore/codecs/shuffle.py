@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver
 from gpustore.codec_chain.device_streams import destinations, fall_back_where
 from gpustore.codec_chain.registered import Codec, CodecVariant, Option, Options, integer
 from gpustore.device.command_list import CommandList
@@ -77,10 +77,7 @@ class _Shuffle(BytesCodec):
     ) -> Buffer:
         """Join the bytes of each element."""
         nbytes = len(encoded)
-        if nbytes > decoded_max:
-            raise too_long(decoded_max, nbytes, codec=self.name)
-        if exact and nbytes < decoded_max:
-            raise too_short(decoded_max, nbytes, codec=self.name)
+        check_nbytes(nbytes, decoded_max, exact=exact, codec=self.name)
         if nbytes % self.element_nbytes:
             raise CorruptChunkError(
                 f"{nbytes} bytes are no elements of {self.element_nbytes} bytes", codec=self.name

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
-from gpustore.codec_chain.base import BytesCodec, deliver, too_long, too_short
+from gpustore.codec_chain.base import BytesCodec, check_nbytes, deliver
 from gpustore.codec_chain.device_segments import HIGHEST_LEVELS, EncodedValues
 from gpustore.codec_chain.registered import (
     ABSENT,
@@ -259,10 +259,7 @@ def _library() -> Any:
 def _header(encoded: Buffer, decoded_max: int, *, exact: bool) -> BloscHeader:
     """Return the header of a frame of an acceptable size."""
     header = read_header(encoded)
-    if header.nbytes > decoded_max:
-        raise too_long(decoded_max, header.nbytes, codec="blosc")
-    if exact and header.nbytes < decoded_max:
-        raise too_short(decoded_max, header.nbytes, codec="blosc")
+    check_nbytes(header.nbytes, decoded_max, exact=exact, codec="blosc")
     return header
 
 
