@@ -1,15 +1,16 @@
-"""Context resources of specs that are bound to a context: :func:`bound`, :func:`defining`."""
+"""Context resources of specs that are bound to a context: :func:`bound`, :func:`defining`,
+:func:`shown`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpustore.drivers.base import METADATA_POOL, DriverSpec
 from gpustore.drivers.options import RESOURCES, without_resources
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.kvstores.spec import all_by_reference
+from gpustore.kvstores.spec import all_by_reference, unbound_json
 from gpustore.runtime.context import Context, definitions
 
 
@@ -85,9 +86,8 @@ def _defining(driver: DriverSpec, scope: Context, found: dict[str, Context.Resou
                 inner, own = defining(layer.driver, _within(layer, scope))
                 layers.append(layer._replace(driver=inner, context=own))
         return _replaced(driver, layers=tuple(layers))
-    options = getattr(driver, "references" if driver.id == "auto" else "options", {})
-    names = ("data_copy_concurrency",) if driver.kvstore is None else RESOURCES
-    for name in (*names, *(name for name in options if name == METADATA_POOL)):
+    options, names = _references(driver)
+    for name in names:
         reference = options.get(name, name)
         if isinstance(reference, str):
             found.setdefault(reference, scope[reference])
@@ -98,6 +98,55 @@ def _defining(driver: DriverSpec, scope: Context, found: dict[str, Context.Resou
     for name, resource in all_by_reference(opened).items():
         found.setdefault(name, resource)
     return _replaced(driver, kvstore=KvStore(opened, kvstore.path).spec_within(found))
+
+
+def shown(json: dict[str, Any], driver: DriverSpec, scope: Context) -> dict[str, Any]:
+    """Return the JSON of a spec with lists of the resources it has in `scope`, which no spec may
+    have: TensorStore prints resources in use so.
+    """
+    _, found = defined(driver, scope)
+    return _shown(json, driver, scope, found)
+
+
+def _shown(
+    json: dict[str, Any], driver: DriverSpec, scope: Context, found: dict[str, Context.Resource]
+) -> dict[str, Any]:
+    if driver.base is not None:
+        return {**json, "base": _shown_within(json["base"], driver, driver.base, scope, found)}
+    if hasattr(driver, "layers"):
+        layers = zip(json["layers"], driver.layers, strict=True)
+        return {
+            **json,
+            "layers": [_shown_within(one, part, part.driver, scope, found) for one, part in layers],
+        }
+    options, names = _references(driver)
+    known = definitions(found)
+    json = dict(json)
+    for name in names:
+        reference = options.get(name, name)
+        if not isinstance(reference, str) or reference in known:
+            json[name] = [reference]
+    kvstore = driver.kvstore
+    if kvstore is not None and kvstore.has_json:
+        opened = kvstore.open_driver(scope)
+        json["kvstore"] = unbound_json(opened, kvstore.path, found, shows_bound=True)
+    return json
+
+
+def _shown_within(
+    json: Any, part: Any, driver: DriverSpec, scope: Context, found: dict[str, Context.Resource]
+) -> dict[str, Any]:
+    """Return the JSON of the base of an adapter, or of a layer."""
+    if getattr(part, "context", None) is None:
+        return _shown(json, driver, scope, found)
+    return shown(json, driver, _within(part, scope))
+
+
+def _references(driver: DriverSpec) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return the options of a driver, and the names of those that are context resources."""
+    options = getattr(driver, "references" if driver.id == "auto" else "options", {})
+    names = ("data_copy_concurrency",) if driver.kvstore is None else RESOURCES
+    return options, (*names, *(name for name in options if name == METADATA_POOL))
 
 
 def stripped(driver: DriverSpec) -> DriverSpec:

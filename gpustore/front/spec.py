@@ -26,7 +26,7 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
-from gpustore.front.bound_context import bound, defined, defining, released, stripped
+from gpustore.front.bound_context import bound, defined, defining, released, shown, stripped
 from gpustore.front.parsed_spec import NO_MODE, parsed
 from gpustore.front.spec_template import Parts, parse
 from gpustore.hierarchy.attributes import json_attributes
@@ -412,9 +412,14 @@ class Spec(IndexedView):
         return {name: ordered(from_python(json[name])) for name in sorted(json)}
 
     def __str__(self) -> str:
-        """Return the JSON, laid out as TensorStore does; ``Spec(...)`` without JSON."""
+        """Return the JSON, laid out as TensorStore does; ``Spec(...)`` without JSON. Of a spec that
+        is bound to a context it has lists with the names of its resources.
+        """
         try:
-            return pretty("Spec", self.to_json())
+            json = self.to_json()
+            if self._bound is not None:
+                json = ordered(shown(json, self._driver, self._bound))
+            return pretty("Spec", json)
         except UnsupportedError:
             return "Spec(...)"
 

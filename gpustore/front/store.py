@@ -535,7 +535,7 @@ class TensorStore(ShownArray):
         minimal_spec : bool
             Leave out the metadata, which are necessary to create the array again.
         retain_context : bool
-            Use the same kvstore, also one in memory, and equal other resources when the spec is
+            Use the same kvstore, also one in memory, and the same resources when the spec is
             opened.
         unbind_context : bool
             Include the definitions of the context resources, so that opening the spec makes equal
