@@ -206,6 +206,7 @@ class ChunkStore(KvStoreDriver):
 
     id = "virtual_chunked"
     can_list = False
+    computes_values = True
 
     @property
     def spec(self) -> NoReturn:

@@ -1,5 +1,4 @@
-"""Context resources of specs that are bound to a context: :func:`bound`, :func:`defining`,
-:func:`shown`."""
+"""Context resources of specs that are bound to a context: :func:`bound`, :func:`defining`."""
 
 from __future__ import annotations
 

@@ -181,6 +181,8 @@ class KvStoreDriver(abc.ABC):
     is_trusted : bool
         Whether decoders that promise nothing about damaged streams may decode its values. False for
         plain http and https, where anybody can be the server.
+    computes_values : bool
+        Whether values are computed: a transaction keeps those that it has read for writes to parts.
     writes_together : bool
         Whether :meth:`write_together` is supported.
     transaction : Transaction or None
@@ -204,6 +206,7 @@ class KvStoreDriver(abc.ABC):
     can_write: bool = True
     can_list: bool = True
     atomic_single_key: bool = False
+    computes_values: bool = False
     writes_together: bool = False
     transaction: Transaction | None = None
     is_local: bool = False

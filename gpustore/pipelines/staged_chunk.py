@@ -131,6 +131,12 @@ def are_worth_merging(array: ChunkedArray, layers: Sequence[Layer]) -> bool:
     return sum([_LAYER_NBYTES + _count(one) * layout.dtype.itemsize for one in layers]) > nbytes
 
 
+def may_cover(array: ChunkedArray, layers: Sequence[Layer]) -> bool:
+    """Whether layers over a chunk have as many elements as it has inside the array."""
+    (cell,) = cells_of(array, layers[0].rows)
+    return sum(map(_count, layers)) >= math.prod(extents_of(array, cell))
+
+
 def _count(layer: Layer) -> int:
     rows = layer.rows
     return sum(

@@ -23,6 +23,7 @@ from gpustore.pipelines.staged_chunk import (
     Part,
     StagedChunks,
     are_worth_merging,
+    may_cover,
     part_of_chunk,
     staged_array,
     staged_elements,
@@ -222,6 +223,11 @@ class _Overlayer:
 
     def is_whole(self, layer: Layer) -> bool:
         return is_whole(self.array, layer.rows)
+
+    def cover(self, layers: Sequence[Layer]) -> StagedChunks | None:
+        if self.array.levels or not may_cover(self.array, layers):
+            return None
+        return StagedChunks(self.array, layers)
 
     def encode(
         self, values: Sequence[tuple[Sequence[Layer], Buffer | None]]

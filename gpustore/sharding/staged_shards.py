@@ -63,6 +63,10 @@ class StagedShards:
         del layer
         return False
 
+    def cover(self, layers: Sequence[ShardLayer]) -> None:
+        """Return None: other chunks of the shard stay."""
+        del layers
+
     def encode(
         self, values: Sequence[tuple[Sequence[ShardLayer], Buffer | None]]
     ) -> Sequence[Buffer | None]:

@@ -154,6 +154,8 @@ class TransactedKvStore(KvStoreDriver):
             result.generation[i] = columns.generation[j]
             result.value[i] = columns.value[j]
             result.total[i] = columns.total[j]
+            if request.start is None and columns.value[j] is not None:
+                self.stage.keep(key, columns.value[j], columns.generation[j])
 
     def _note(self, key: str, generation: bytes) -> bool:
         """Note a stored value that was read; return whether it is the one that was read before."""

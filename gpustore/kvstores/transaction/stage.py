@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import ConflictError, GpustoreError
 from gpustore.kvstores.base import prefix_end
-from gpustore.kvstores.columns import ABSENT, AtomicRequest, ReadRequest, WriteRequest
+from gpustore.kvstores.columns import ABSENT, AtomicRequest, ReadRequest, ReadState, WriteRequest
 from gpustore.kvstores.transaction.staged_value import Entry, Made, Overlayer, is_in
 from gpustore.runtime.buffer import Buffer
 from gpustore.runtime.executor import shared
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 1000
 _FIRST_DELAY_S: Final = 0.0002
 _LONGEST_DELAY_S: Final = 0.05
+_KEPT_NBYTES: Final = 64 << 20
+"""Most bytes of computed values that a transaction keeps."""
 _BATCH_KEYS: Final = 64
 _FEW_KEYS: Final = 2
 """Most keys that a task of a commit stores, and most that are stored without a task."""
@@ -61,6 +63,8 @@ class Stage:
         self.read: dict[str, bytes] = {}
         self.mismatched: str | None = None
         self.committed: dict[Hashable, Callable[[], None]] = {}
+        self.kept: dict[str, tuple[bytes, Buffer | None]] = {}
+        self._kept_nbytes = 0
 
     # ------------------------------------------------------------------ staging
 
@@ -117,6 +121,15 @@ class Stage:
         with self.lock:
             return self.read.setdefault(key, generation) == generation
 
+    def keep(self, key: str, value: Buffer | None, generation: bytes) -> None:
+        """Keep a stored value that was computed, for layers over it; until the commit."""
+        if not self.base.computes_values or value is None:
+            return
+        with self.lock:
+            self._kept_nbytes += len(value)
+            if self._kept_nbytes <= _KEPT_NBYTES:
+                self.kept[key] = generation, bytes(value)
+
     def values(
         self, keys: Sequence[str], *, to_store: bool = False
     ) -> dict[str, Made | GpustoreError]:
@@ -151,6 +164,12 @@ class Stage:
         result: dict[str, Made | GpustoreError],
     ) -> None:
         """Read the stored values that lie under layers, unless they were seen before."""
+        for key in keys:
+            if key in self.kept:
+                made[key].stored, made[key].value = self.kept[key]
+        keys = [key for key in keys if key not in self.kept]
+        if not keys:
+            return
         conditions = [made[key].seen.stored for key in keys]
         columns = self.base.read_many(
             ReadRequest(keys, if_not_equal=conditions, max_nbytes=max_nbytes)
@@ -162,6 +181,8 @@ class Stage:
                 result[key] = columns.error[i]
             else:
                 made[key].stored, made[key].value = columns.generation[i], columns.value[i]
+                if columns.state[i] is not ReadState.UNSPECIFIED:  # It is not the one seen before.
+                    self.keep(key, columns.value[i], columns.generation[i])
 
     def _lay(
         self,
@@ -200,7 +221,7 @@ class Stage:
     def drop(self) -> None:
         """Forget all changes."""
         with self.lock:
-            self.entries, self.deleted, self.read = {}, [], {}
+            self.entries, self.deleted, self.read, self.kept = {}, [], {}, {}
             self.committed = {}
 
     def _commit_together(self) -> None:
@@ -287,6 +308,7 @@ class Stage:
             self._count(keys, [None if left else one for one, left in zip(values, stays)])
             keys = list(itertools.compress(keys, stays))
             for key in keys:
+                self.kept.pop(key, None)
                 if self.entries[key].expected or key in self.read:
                     raise self._conflict(key)
             if not keys:
@@ -301,7 +323,7 @@ class Stage:
         left = []
         for key in keys:
             entry = self.entries[key]
-            entry.drop_covered()
+            entry.drop_covered(merges=False)
             is_free = entry.value is None and not entry.expected and key not in self.read
             if not is_free or len(entry.layers) != 1:
                 left.append(key)

@@ -71,6 +71,9 @@ class Overlayer(Protocol):
     def is_whole(self, layer: Any) -> bool:
         """Whether nothing of a value stays under the layer."""
 
+    def cover(self, layers: Sequence[Any]) -> Merged | None:
+        """Merge layers of one value that leave nothing of it; None if that is not plain."""
+
     def encode(
         self, values: Sequence[tuple[Sequence[Any], Buffer | None]]
     ) -> Sequence[Buffer | None]:
@@ -211,14 +214,19 @@ class Entry:
             self.set(None)
         lay_over(self.layers, overlayer, layer)
 
-    def drop_covered(self) -> None:
-        """Drop what lies under merged layers that cover the value."""
+    def drop_covered(self, *, merges: bool = True) -> None:
+        """Drop what lies under layers that cover the value: merged ones, or all that `merges`."""
         if self.is_set or self.seen.layers == self.count:
             return
         for i in reversed(range(len(self.layers))):
-            merged = self.layers[i].merged
+            laid = self.layers[i]
+            merged = laid.merged
+            if merged is None and merges and len(laid.layers) > 1:
+                merged = laid.overlayer.cover(laid.layers)
             if merged is None or not merged.is_whole:
                 continue
+            if laid.merged is None:
+                laid.merged, laid.layers = merged, []
             self.is_set, self.value = True, None
             if i:
                 self.layers, self.seen = self.layers[i:], UNSEEN
