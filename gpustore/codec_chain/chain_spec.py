@@ -32,6 +32,7 @@ from gpustore.errors import (
     prefixing,
 )
 from gpustore.metadata.named_configuration import NamedConfiguration
+from gpustore.strict_json.near_names import near_or_known
 from gpustore.strict_json.parsing import Members, at_position, in_member, text
 
 _V3_SHARDING: Final = "sharding_indexed"
@@ -165,7 +166,7 @@ def of_codec(name: str) -> prefixing:
 
 
 def unknown_codec(name: str, version: str) -> MetadataError:
-    """Return the error for a name without a codec in that version; it lists the known names."""
+    """Return the error for a name without a codec in that version; it suggests known names."""
     known: list[str] = []
     prefixed: list[str] = []
     for candidate in registry.ids("codecs"):
@@ -181,7 +182,7 @@ def unknown_codec(name: str, version: str) -> MetadataError:
         if has_variant:
             known.append(candidate)
     known += prefixed
-    return MetadataError(f"{text(name)} is not registered; registered are: {', '.join(known)}")
+    return MetadataError(f"{text(name)} is not registered{near_or_known(name, known)}")
 
 
 def variant_v2(codec: Codec, *, first: bool = False) -> CodecVariant | ValueVariant | None:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gpustore.errors import MetadataError, MismatchError
 from gpustore.metadata.named_configuration import json_equal
+from gpustore.strict_json.near_names import near_or_known
 from gpustore.strict_json.parsing import (
     REQUIRED,
     JsonValue,
@@ -92,8 +93,8 @@ def parse_compression(value: JsonValue) -> dict[str, JsonValue]:
     name = members.take_str("type")
     found = _TYPES.get(name)
     if found is None:
-        known = ", ".join(map(quote, _TYPES))
-        raise members.error(f"{quote(name)} is not registered; registered are: {known}", "type")
+        hint = near_or_known(name, _TYPES)
+        raise members.error(f"{quote(name)} is not registered{hint}", "type")
     parsed: dict[str, JsonValue] = {"type": name}
     for option in found:
         parsed[option.name] = members.take_with(option.name, option.convert, option.default)

@@ -393,7 +393,7 @@ def _short(error: BaseException, folder: Path) -> str:
     said = re.sub(r"^[^:]{0,80}/(zarr\.json|\.zarray|\.zgroup)\"?: ", "", said)
     said = re.sub(r"Error parsing object member \"\w+\": ", "", said)
     said = re.sub(r"Error parsing value at position \d+: ", "", said)
-    said = re.sub(r"; registered are: .*", "", said)
+    said = re.sub(r"; (?:known:|did you mean) .*", "", said)
     said = re.sub(r"supported data types: .*", "supported data types", said)
     said = re.sub(r" at 0x[0-9a-f]+", "", said)
     said = said.strip().rstrip(".:")
