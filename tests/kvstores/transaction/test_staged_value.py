@@ -15,6 +15,9 @@ class Appending:
     def merge(self, layers):
         return None
 
+    def cover(self, layers):
+        return None
+
     def is_whole(self, layer):
         return layer.isupper()
 
