@@ -27,7 +27,7 @@ from gpustore.data_types.dtype import dtype as DataType
 from gpustore.drivers._steps import Steps
 from gpustore.drivers.base import Driver, DriverSpec
 from gpustore.drivers.chunked import ChunkedDriver
-from gpustore.drivers.chunked_spec import ChunkedKind, ChunkedSpec
+from gpustore.drivers.chunked_spec import ChunkedSpec
 from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords
 from gpustore.drivers.options import take_options
 from gpustore.drivers.selection import WholeElements
@@ -258,14 +258,16 @@ class ImageSpec(ChunkedSpec):
         return found
 
 
-class ImageKind(ChunkedKind):
+class ImageKind:
     """Object that the module of an image driver registers."""
 
-    spec = ImageSpec
+    is_adapter = False
+    shares_members = True
 
     def __init__(self, name: str) -> None:
-        format_: Any = ImageFormat(name)
-        super().__init__(format_)
+        self.format: Any = ImageFormat(name)
+        self.id = name
+        self.schemes = (name,)
 
     def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
         """Take the members of an image driver."""
@@ -282,7 +284,7 @@ class ImageKind(ChunkedKind):
         options: Mapping[str, JsonValue] = take_options(members)
         if schema.domain is None and schema.rank in (None, 3):
             schema.update(domain=_DOMAIN)  # TensorStore shows it.
-        parsed = self.spec(format_, spec, schema, format_.no_constraints, options)
+        parsed = ImageSpec(format_, spec, schema, format_.no_constraints, options)
         parsed.constrained()  # Raises on contradictions.
         return parsed
 
@@ -292,8 +294,4 @@ class ImageKind(ChunkedKind):
             raise MetadataError(
                 f'Invalid TensorStore URL component "{self.id}:{path}": Path not supported'
             )
-        return self.spec(self.format, base, Schema(domain=_DOMAIN), self.format.no_constraints)
-
-    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """Raise an error: images have no codec specs."""
-        raise MetadataError(f'driver "{self.id}" has no codec')
+        return ImageSpec(self.format, base, Schema(domain=_DOMAIN), self.format.no_constraints)

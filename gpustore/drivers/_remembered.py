@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpustore.drivers.format import ArrayDescription, Format
 from gpustore.errors import GpustoreError
-from gpustore.metadata.document import ArrayMetadata, parse_shape
+from gpustore.metadata.document import ArrayMetadata, ZarrMetadata, parse_shape
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
 from gpustore.strict_json.parsing import JsonValue, parse
@@ -127,6 +127,8 @@ def decoded(kind: type[ArrayMetadata], data: bytes, limits: Limits) -> Any:
                 recent[:] = [one, *(other for other in recent if other is not one)]
             return one.alike(values, limits)
     metadata = kind.decode(data, where="", limits=limits)
+    if not issubclass(kind, ZarrMetadata):
+        return metadata
     document = parse(data, where="", max_depth=limits.metadata_depth, non_finite=True)
     if _is_plain(document.pop("shape", None)) and "fill_value" in document:
         free = kind.take_free(document)

@@ -375,9 +375,5 @@ class _ArrayKind:
             array = array_from_json(value, schema.dtype, rank=schema.rank)
         return ArraySpec(array, schema)
 
-    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """Raise the error for codecs of an array, which has none."""
-        raise MetadataError("array driver has no codec")
-
 
 DRIVER = _ArrayKind()

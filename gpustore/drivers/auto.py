@@ -149,9 +149,5 @@ class _AutoKind:
             )
         return AutoSpec(base, Schema())
 
-    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """Unknown before the format is."""
-        raise MetadataError('driver "auto" has no codec')
-
 
 DRIVER = _AutoKind()

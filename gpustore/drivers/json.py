@@ -309,10 +309,6 @@ class _JsonKind:
         with prefixing(f'Invalid TensorStore URL component "json:{encode_path(path)}"'):
             return JsonSpec(base, _checked_pointer(path), _json_schema(Schema()))
 
-    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """Raise the error for codecs of a JSON value, which has none."""
-        raise MetadataError("json driver has no codec")
-
 
 def _json_schema(constraints: Schema) -> Schema:
     """Return the constraints with those of every JSON value: rank 0, data type json."""

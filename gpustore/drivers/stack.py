@@ -586,9 +586,5 @@ class _StackKind:
             concurrency = None
         return stack_spec([LayerSpec(*layer) for layer in layers], schema, concurrency)
 
-    def merge_codec(self, a: JsonValue, b: JsonValue) -> JsonValue:
-        """Raise the error for codecs of a stack, which has none."""
-        raise MetadataError("stack driver has no codec")
-
 
 DRIVER = _StackKind()

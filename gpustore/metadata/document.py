@@ -122,19 +122,6 @@ class ArrayMetadata(abc.ABC):
         """Number of dimensions."""
         return len(self.shape)
 
-    @classmethod
-    @abc.abstractmethod
-    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Take the members that make :attr:`free_member` out of a parsed document."""
-
-    @abc.abstractmethod
-    def parse_fill_value(self, value: JsonValue) -> Any:
-        """Return the field ``fill_value`` for another value of that member."""
-
-    @abc.abstractmethod
-    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
-        """Return the field :attr:`free_member` for other members of :meth:`take_free`."""
-
     def with_shape(self, shape: tuple[int, ...]) -> Self:
         """Return the metadata of the array resized to `shape`, of the same rank.
 
@@ -183,6 +170,25 @@ class ArrayMetadata(abc.ABC):
 
     @abc.abstractmethod
     def __hash__(self) -> int: ...
+
+
+class ZarrMetadata(ArrayMetadata):
+    """Content of a document of Zarr, whose members ``shape`` and ``fill_value`` others may have
+    with other values.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Take the members that make :attr:`free_member` out of a parsed document."""
+
+    @abc.abstractmethod
+    def parse_fill_value(self, value: JsonValue) -> Any:
+        """Return the field ``fill_value`` for another value of that member."""
+
+    @abc.abstractmethod
+    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
+        """Return the field :attr:`free_member` for other members of :meth:`take_free`."""
 
 
 def read_document(

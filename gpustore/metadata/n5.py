@@ -135,18 +135,6 @@ class N5Metadata(ArrayMetadata):
         with in_member("blockSize"):
             check_chunk_nbytes(self.chunk_shape, self.dtype.itemsize, limits, is_sharded=False)
 
-    @classmethod
-    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        names = [name for name in document if name not in MEMBERS]
-        return {name: document.pop(name) for name in names}
-
-    def parse_fill_value(self, value: JsonValue) -> None:
-        raise AssertionError("N5 has no fill value")
-
-    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
-        del limits
-        return members
-
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:
         """Unit of a step along each dimension; None without ``units``."""

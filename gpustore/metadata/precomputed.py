@@ -231,18 +231,6 @@ class PrecomputedMetadata(ArrayMetadata):
         more = replace(self, scales=(*self.scales, scale))
         return more.selected(len(self.scales), scale.chunk_sizes[0])
 
-    @classmethod
-    def take_free(cls, document: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        names = [name for name in document if name not in MEMBERS]
-        return {name: document.pop(name) for name in names}
-
-    def parse_fill_value(self, value: JsonValue) -> None:
-        raise AssertionError("precomputed volumes have no fill value")
-
-    def parse_free(self, members: dict[str, JsonValue], limits: Limits) -> Mapping[str, JsonValue]:
-        del limits
-        return members
-
     @property
     def dimension_units(self) -> tuple[Unit | None, ...]:
         """Unit of a step along each dimension: nm, none for channels."""

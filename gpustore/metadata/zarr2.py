@@ -20,7 +20,7 @@ from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.component import is_opaque
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.document import (
-    ArrayMetadata,
+    ZarrMetadata,
     check_chunk_nbytes,
     check_length,
     expect_equal,
@@ -43,7 +43,7 @@ Separator: TypeAlias = Literal[".", "/"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Zarr2Metadata(ArrayMetadata):
+class Zarr2Metadata(ZarrMetadata):
     """Content of a ``.zarray``.
 
     Parameters

@@ -21,7 +21,7 @@ from gpustore.metadata.chunk_edges import ChunkEdges
 from gpustore.metadata.chunk_key_encoding import ChunkKeyEncoding
 from gpustore.metadata.data_type import V3DataType, data_type_to_json
 from gpustore.metadata.document import (
-    ArrayMetadata,
+    ZarrMetadata,
     check_chunk_nbytes,
     check_length,
     expect_equal,
@@ -54,7 +54,7 @@ _SHARDING: Final = "sharding_indexed"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Zarr3Metadata(ArrayMetadata):
+class Zarr3Metadata(ZarrMetadata):
     """Content of a ``zarr.json`` of an array.
 
     Parameters

@@ -236,6 +236,20 @@ def test_documents_that_are_alike_are_decoded_and_described_once(monkeypatch):
     assert len(calls) == 1
 
 
+def test_attributes_of_n5_with_the_names_of_zarr_members_mean_nothing(tmp_path):
+    metadata = {"dimensions": [8], "blockSize": [4], "dataType": "uint8"}
+    for name, attributes in (
+        ("a", {"shape": [2], "fill_value": 1}),
+        ("b", {"shape": [4], "fill_value": 1}),
+        ("c", {"shape": [2], "fill_value": 0}),
+    ):
+        document = {**metadata, "compression": {"type": "raw"}, **attributes}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "attributes.json").write_text(json.dumps(document))
+        store = gpustore.open(f"{tmp_path}/{name}|n5:").result()
+        assert (store.shape, store.attrs["shape"]) == ((8,), attributes["shape"])
+
+
 def create(root, format_, name, **metadata):
     spec = {"driver": f"zarr{format_}", "kvstore": f"file://{root}/{name}/", "metadata": metadata}
     return gpustore.open(spec, create=True).result()
