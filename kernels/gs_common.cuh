@@ -97,6 +97,7 @@ struct Tile {
   u8* dst;
   u32 x0;  // The first item along dim[R - 1],
   u32 y0;  // and along dim[R - 2].
+  bool is_beyond;  // Whether the run has fewer tiles.
 };
 
 template <int R>
@@ -123,6 +124,7 @@ __device__ __forceinline__ Tile tile_of(const Run<R>& run, u32 number, u32 side)
     tile.dst += index * dim.dst_stride;
     number = rest;
   }
+  tile.is_beyond = number != 0;
   return tile;
 }
 

@@ -19,6 +19,7 @@ from gpustore.backends.downsampling import Cells, Downsampling
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.decoder_choice import Choice
 from gpustore.data_types.conversion import Converter
+from gpustore.device.kernels.box import Box
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexDomain
 from gpustore.kvstores.arena import Arena
@@ -219,12 +220,15 @@ class TableRows:
     keys : sequence of str, one a row
     by_element : bool
         Whether elements of regions are gathered one by one.
+    box : Box or None
+        All rows as a box of chunks that lie on the device, in another order.
     """
 
     table: RowTable
     strides: Strides
     keys: Sequence[str]
     by_element: bool
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,7 +309,10 @@ class ChunkedArray:
     def cell_numbers(self) -> CellNumbers:
         """Numbers of the innermost chunks in the caches of devices."""
         assert self.residence is not None
-        return CellNumbers(self.key_counts, self.residence.inner)
+        chunks = 0
+        if self.grid is None:
+            chunks = math.prod([-(-n // chunk) for n, chunk in zip(self.shape, self.chunk_shape)])
+        return CellNumbers(self.key_counts, self.residence.inner, chunks)
 
     @property
     def key_counts(self) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ def read(
     rows = sum([plan.rows for _, plan in plans])
     STATISTICS.add(reads=1, chunks_planned=rows)
     plans = with_decoder(plans)
-    resident = resident_tables(plans)
+    resident = resident_tables(plans, transform)
 
     def tasks(sink: Sink, threads: int | None = None) -> list[Callable[[], None]]:
         if resident is not None:

@@ -21,11 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpustore.backends.base import CACHED, IN_PLACE, Chunks, TableRows
+from gpustore.backends.native.request import strided_maps
+from gpustore.device.kernels.box import Box
+from gpustore.index_space import IndexTransform
 from gpustore.kvstores.arena import Arena
 from gpustore.pipelines.cached import cached_batches, cached_values, stored_generations
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.fetch import BATCH_NBYTES, fetched_batches, refuse_missing
 from gpustore.pipelines.table_rows import TableKeys, strides_of, windows_of
+from gpustore.planning.chunk_box import chunk_box
 from gpustore.planning.chunk_grid import Integers
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.copy_plan import CopyPlan
@@ -47,12 +51,15 @@ class ResidentTable(NamedTuple):
     table : RowTable
     chunks : CachedChunks
         Chunks of the rows of the table.
+    box : Box or None
+        The rows as a box, if the addresses of all chunks are on the device.
     """
 
     array: ChunkedArray
     plan: ChunkPlan | CopyPlan
     table: RowTable
     chunks: Any
+    box: Box | None
 
     @property
     def sort(self) -> Chunks:
@@ -63,18 +70,19 @@ class ResidentTable(NamedTuple):
     def place(self, sink: Any, *, by_element: bool) -> None:
         """Give the chunks to the sink of a device."""
         keys = TableKeys(self.table, windows_of(self.plan))
-        rows = TableRows(self.table, strides_of(self.plan), keys, by_element)
+        rows = TableRows(self.table, strides_of(self.plan), keys, by_element, self.box)
         with sink.part(self.array.chain, rows=self.table.rows) as part:
             part.place(rows, self.chunks)
 
 
 def resident_tables(
     plans: Sequence[tuple[ChunkedArray, ChunkPlan | CopyPlan]],
+    transform: IndexTransform | None = None,
 ) -> list[ResidentTable] | None:
     """Look up all chunks of a read, without I/O.
 
-    None unless all are there and none is older than the read allows, nor missing where chunks must
-    be stored.
+    `transform` maps the domain of the read to the array, if it is one read. None unless all are
+    there and none is older than the read allows, nor missing where chunks must be stored.
     """
     found = []
     for array, plan in plans:
@@ -89,9 +97,33 @@ def resident_tables(
             is_there = chunks.is_known if array.fill_missing else chunks.slab > 0
             if len(old) or not is_there.all():
                 return None
-            found.append(ResidentTable(array, plan, table, chunks))
+            box = None
+            if chunks.addresses is not None and transform is not None:
+                box = _box(array, plan, table, chunks.addresses, transform)
+            found.append(ResidentTable(array, plan, table, chunks, box))
     STATISTICS.add(device_cache_hits=sum([one.table.rows for one in found]))
     return found
+
+
+def _box(
+    array: ChunkedArray,
+    plan: ChunkPlan | CopyPlan,
+    table: RowTable,
+    addresses: int,
+    transform: IndexTransform,
+) -> Box | None:
+    """Return the rows of a read as a box of chunks; None if they are not one."""
+    strides = array.chain.layout.strides
+    if array.grid is not None or len(strides) != len(array.shape):
+        return None
+    maps = strided_maps(transform, array.shape, array.chunk_shape)
+    if maps is None or maps[0] != table.rows:
+        return None
+    dims = chunk_box(
+        *(transform.domain, maps[1], array.chunk_shape, array.cell_numbers, array.key_ratio),
+        (strides, strides_of(plan)[1][0]),
+    )
+    return None if dims is None else Box(dims, addresses)
 
 
 def table_chunks(array: ChunkedArray, table: RowTable, lo: int, hi: int) -> tuple[Any, Integers]:

@@ -26,6 +26,8 @@ class CellNumbers:
         Number of keys along each dimension that keys have.
     inner : tuple of int
         Most innermost chunks that share a key, along each of these dimensions.
+    chunks : int
+        Number of chunks that the array has, at most :attr:`count`; 0 if nobody asks.
 
     Examples
     --------
@@ -35,6 +37,7 @@ class CellNumbers:
 
     keys: tuple[int, ...]
     inner: tuple[int, ...]
+    chunks: int = 0
 
     @property
     def per_key(self) -> int:
@@ -43,7 +46,7 @@ class CellNumbers:
 
     @property
     def count(self) -> int:
-        """Number of all chunks."""
+        """Number of all numbers; those of a shard that the array ends in may have no chunk."""
         return math.prod(self.keys) * self.per_key
 
     def of_cells(self, cells: Sequence[Column], ratio: Sequence[int]) -> Integers:

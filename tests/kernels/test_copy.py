@@ -1,6 +1,8 @@
 """kernels/copy.cu against NumPy, run on the host in three orders of threads."""
 
 import dataclasses
+import itertools
+import math
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,8 +10,13 @@ import pytest
 from hypothesis import given
 
 from gpustore.device.kernels import instance
+from gpustore.device.kernels.box import BoxDim, box_copy
+from gpustore.device.kernels.descriptor import run_dtype
 from gpustore.device.kernels.launch import Listed, copy_launches, indexed_launches
 from gpustore.device.kernels.run import Rows
+from gpustore.index_space import IndexDomain
+from gpustore.planning.cell_numbers import CellNumbers
+from gpustore.planning.chunk_box import chunk_box
 from tests.emulator import host_build
 from tests.kernels import execution, views
 from tests.matrix import each
@@ -220,3 +227,136 @@ def test_offsets_are_64_bit(rank):
     src[...] = np.arange(1, src.size + 1).reshape(shape)
     copy_view(src, dst, "forward")
     assert dst.tolist() == src.tolist()
+
+
+def copied(copy, rows, parts, chunks, unit, order):
+    """Run the launches of a copy, in `parts` one behind the other."""
+    module = host_build.load("copy")
+    edges = np.linspace(0, rows, parts + 1).astype(int).tolist()
+    for lo, hi in itertools.pairwise(edges):
+        n = np.uint32(hi - lo)
+        if not n:
+            continue
+        runs = execution.aligned(int(n) * run_dtype(copy.rank).itemsize)
+        here = np.uint64(execution.address(runs))
+        places = np.uint64(execution.address(chunks) + 8 * copy.number)
+        arguments = [copy.box, np.uint64(lo), n, places, here]
+        module.launch(f"gs::write_runs<{copy.rank}>", -(-int(n) // 256), arguments, order=order)
+        arguments = [here, n, np.uint32(unit)]
+        module.launch(copy.expression, copy.blocks * int(n), arguments, order=order)
+
+
+@st.composite
+def reads(draw):
+    """Shape of an array, of its chunks and shards, and first, step and extent of a read of it."""
+    dims = []
+    for _ in range(draw(st.integers(0, 4))):
+        size, chunk = draw(st.integers(1, 40)), draw(st.integers(1, 17))
+        ratio = draw(st.sampled_from([1, 1, 2, 3]))
+        first, last = draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1))
+        step = draw(st.integers(1, min(3, chunk))) * (1 if last >= first else -1)
+        extent = (last - first) // step + 1
+        if draw(st.booleans()):
+            first, step, extent = 0, 1, size
+        dims.append((size, chunk, ratio, first, step, extent))
+    return dims
+
+
+@pytest.mark.parametrize("order", host_build.ORDERS)
+@given(
+    dims=reads(),
+    seed=st.integers(0, 2**32 - 1),
+    itemsize=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]),
+    parts=st.integers(1, 3),
+)
+def test_boxes_equal_numpy(order, dims, seed, itemsize, parts):
+    rng = np.random.default_rng(seed)
+    axes = [*range(len(dims))][:: rng.choice([1, -1])]
+    check_box(dims, axes, rng.permutation(len(dims)).tolist(), itemsize, parts, order, rng)
+
+
+@each("order", host_build.ORDERS)
+@each("itemsize", [2, 4])
+def test_tiles_of_boxes_end_at_the_edges_of_smaller_chunks(itemsize, order):
+    dims = [(5, 2, 1, 0, 1, 5), (150, 96, 1, 1, 1, 148), (70, 40, 1, 0, 1, 70)]
+    rng = np.random.default_rng(itemsize)
+    copy = check_box(dims, [0, 1, 2], [0, 2, 1], itemsize, 1, order, rng)
+    assert "copy_tiled" in copy.expression
+
+
+def check_box(dims, axes, turned, itemsize, parts, order, rng):
+    """Copy a box of chunks with these axes, outermost first, to an array with axes `turned`."""
+    rank = len(dims)
+    sizes, chunk, ratio, first, step, extent = (
+        (list(one) for one in zip(*dims)) if dims else [[]] * 6
+    )
+    whole = rng.integers(0, 256, (*sizes, itemsize), np.uint8)
+    numbering = CellNumbers(
+        tuple(-(-n // (c * r)) for n, c, r in zip(sizes, chunk, ratio)), tuple(ratio)
+    )
+    counts = [-(-n // c) for n, c in zip(sizes, chunk)]
+    behind = int(rng.choice([0, itemsize, 16]))
+    nbytes = behind + math.prod(chunk) * itemsize
+    kept, addresses = [], np.zeros(max(1, numbering.count), np.uint64)
+    for cell in itertools.product(*map(range, counts)):
+        memory = execution.aligned(nbytes)
+        inside = memory[behind:].reshape(*(chunk[k] for k in axes), itemsize)
+        inside = inside.transpose(*np.argsort(axes), rank)
+        part = whole[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, chunk))]
+        inside[tuple(map(slice, part.shape))] = part
+        (number,) = numbering.of_cells([[i] for i in cell], ratio)
+        addresses[number] = execution.address(memory)
+        kept.append(memory)
+    strides = [0] * rank
+    if rank:
+        strides = [int(n) for n in inside.strides[:-1]]
+    taken = tuple(
+        slice(f, f + s * e if f + s * e >= 0 else None, s) for f, s, e in zip(first, step, extent)
+    )
+    out = np.full((*(extent[k] + 1 for k in turned), itemsize), 0xEE, np.uint8)
+    out = out.transpose(*np.argsort(turned), rank)
+    wanted = out.copy()
+    cut = tuple(map(slice, extent))
+    wanted[cut] = whole[taken]
+    domain = IndexDomain(shape=extent)
+    maps = [word for d in range(rank) for word in (d, first[d], step[d])]
+    box = chunk_box(domain, maps, chunk, numbering, ratio, (strides, out.strides[:-1]))
+    rows = math.prod([dim.cells for dim in box])
+    copy = box_copy(box, behind, execution.address(out), itemsize, 1, rows)
+    copied(copy, rows, parts, addresses, 1, order)
+    assert np.array_equal(out, wanted)
+    return copy
+
+
+def dims_of(shape, src, dst, chunk=None):
+    strides = zip(shape, chunk or shape, src.strides, dst.strides)
+    return [BoxDim(0, 1, n, c, 0, 0, 1, s, d) for n, c, s, d in strides]
+
+
+@each("unit", [2, 4, 8])
+@each("is_turned", [False, True])
+def test_units_are_swapped(unit, is_turned):
+    src = np.arange(90 * 40, dtype=f"u{unit}").reshape(90, 40)
+    chunk = src.T if is_turned else src
+    dst = np.zeros(chunk.shape, src.dtype)
+    copy = box_copy(dims_of(chunk.shape, chunk, dst), 0, execution.address(dst), unit, unit, 1)
+    assert ("copy_tiled" in copy.expression) == is_turned
+    copied(copy, 1, 1, np.array([execution.address(src)], np.uint64), unit, "shuffled")
+    assert np.array_equal(dst, chunk.byteswap())
+
+
+def test_what_needs_several_kinds_of_runs_is_left_alone():
+    src, dst = np.zeros((8, 4), np.uint16), np.zeros((8, 4), np.uint16)
+    dims = dims_of(src.shape, src, dst)
+    assert box_copy(dims, 0, 16, 2, 2, 1) is not None
+    assert box_copy(dims, 1, 16, 2, 2, 1) is None  # Swapped, and not aligned.
+    assert box_copy(dims, 0, 16, 2, 2, 2**31) is None  # Too many blocks.
+    assert box_copy(dims_of(src.shape, src, dst[::-1]), 0, 16, 2, 2, 1) is None
+
+
+def test_reads_that_leave_chunks_out_are_no_box():
+    domain = IndexDomain(shape=[3])
+    numbering = CellNumbers((4,), (1,))
+    for step, dims in ((2, 1), (3, None)):
+        found = chunk_box(domain, (0, 0, step), (2,), numbering, (1,), ((1,), (1,)))
+        assert (found and len(found)) == dims

@@ -27,13 +27,27 @@ class CellTable:
 
     Attributes
     ----------
+    size : int
+        Number of chunks of the array; 0 if that is not known.
     count : int
         Number of entries.
+    changes : int
+        Number of times that entries were made or removed.
+    asked : int
+        Value of `changes` when somebody last asked for the addresses of all chunks.
+    on_device : int
+        Slab with the addresses of all chunks, while all have entries; 0 for none.
     """
 
-    __slots__ = ("_address", "_generation", "_ids", "_read_at", "_rows", "_slab", "count")
+    __slots__ = (
+        *("_address", "_generation", "_ids", "_read_at", "_rows", "_slab"),
+        *("asked", "changes", "count", "on_device", "size"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changes = self.on_device = 0
+        self.asked = -1
         self.clear()
 
     def clear(self) -> None:
@@ -112,7 +126,10 @@ class CellTable:
         generation: NDArray[np.object_],
         read_at: float | NDArray[np.float64],
     ) -> Integers:
-        """Make entries of chunks, in place of those they have; return the slabs of the latter."""
+        """Make entries of chunks, in place of those they have; return the slabs of the latter.
+
+        Also that of the addresses, which are outdated.
+        """
         self._add_pages(np.unique(numbers // _PAGE))
         places = self.places(numbers)
         before: Integers = self._slab[places]
@@ -122,7 +139,7 @@ class CellTable:
         self._address[places] = address
         self._generation[places] = generation
         self._read_at[places] = read_at
-        return before
+        return self._changed(before)
 
     def drop(self, numbers: Integers, slab: int | None = None) -> Integers:
         """Remove the entries of these chunks; with `slab` only of those that lie there.
@@ -130,7 +147,7 @@ class CellTable:
         Returns
         -------
         ndarray of int64
-            Slab of each removed entry.
+            Slab of each removed entry, and of the addresses if these are outdated, or are `slab`.
         """
         places = self.places(numbers)
         places = places[places >= 0]
@@ -142,20 +159,22 @@ class CellTable:
         self.count -= len(places)
         if not self.count:
             self.clear()
-        return there
+        return self._changed(there) if len(there) or slab == self.on_device else there
 
-    def drop_missing(self) -> None:
-        """Remove the entries of chunks that are not stored."""
+    def drop_missing(self) -> Integers:
+        """Remove the entries of chunks that are not stored; return what :meth:`drop` does."""
         missing = self._slab == MISSING
         self._slab[missing] = NO_ENTRY
         self._generation[missing] = None
-        self.count -= int(missing.sum())
+        there: Integers = np.full(int(missing.sum()), MISSING, np.int64)
+        self.count -= len(there)
+        return self._changed(there) if len(there) else there
 
     def drop_all(self) -> Integers:
-        """Remove all entries, and return the slab of each."""
+        """Remove all entries; return what :meth:`drop` does."""
         slabs: Integers = self._slab[self._slab != NO_ENTRY]
         self.clear()
-        return slabs
+        return self._changed(slabs)
 
     def shrink(self) -> None:
         """Give back the memory of pages without entries."""
@@ -168,6 +187,12 @@ class CellTable:
             column.reshape(-1, _PAGE)[rows].reshape(-1)
             for column in (self._slab, self._address, self._read_at, self._generation)
         )
+
+    def _changed(self, slabs: Integers) -> Integers:
+        """Note a change of entries in these slabs; return them, and that of the addresses."""
+        self.changes += 1
+        outdated, self.on_device = self.on_device, 0
+        return np.append(slabs, outdated) if outdated else slabs
 
     def _add_pages(self, pages: Integers) -> None:
         new = np.setdiff1d(pages, self._ids, assume_unique=True)

@@ -27,7 +27,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,9 @@ class CachedChunks:
         what it fetches.
     slabs : dict of int to Slab
         The slabs, by number.
+    addresses : int or None
+        Device address of the addresses of all chunks of the array, a uint64 each, by number, held
+        as the slabs; None if they are not there.
     """
 
     cache: ChunkCache
@@ -87,6 +90,7 @@ class CachedChunks:
     position: Integers
     generation: NDArray[np.object_]
     slabs: dict[int, Slab]
+    addresses: int | None
     _table: CellTable
     _numbers: Integers
     _stamped: Integers
@@ -137,6 +141,24 @@ class CachedChunks:
             _stamped=self._stamped[rows],
             _stamps=self._stamps[rows],
         )
+
+
+class Addresses(NamedTuple):
+    """Addresses of all chunks of an array.
+
+    Attributes
+    ----------
+    address : ndarray of int64
+        Address of each chunk by number.
+    missing : ndarray of int64
+        Numbers of those that are not stored.
+    changes : int
+        Number of changes of the entries so far.
+    """
+
+    address: Integers
+    missing: Integers
+    changes: int
 
 
 class ChunkCache:
@@ -228,19 +250,22 @@ class ChunkCache:
             self._end_holds()
             table = self._table(array, numbering)
             places, slab, position = table.find(numbers)
-            known = np.flatnonzero(slab != NO_ENTRY)
+            there = np.flatnonzero(slab != NO_ENTRY)
             generation = np.empty(len(numbers), object)
-            generation[known] = table.generation(places[known])
-            old = known[table.read_at(places[known]) < bound]
+            generation[there] = table.generation(places[there])
+            old = there[table.read_at(places[there]) < bound]
             stamps = self._stamps[stamped]
             held = np.unique(slab[slab > MISSING]).tolist()
             slabs = {number: self._slabs[number] for number in held}
-            found = CachedChunks(
-                self, slab, position, generation, slabs, table, numbers, stamped, stamps, now
-            )
-            for number, one in slabs.items():
+            addresses = None
+            if table.on_device:
+                addresses = self._slabs[table.on_device].start
+                held.append(table.on_device)
+            known = slab, position, generation, slabs, addresses
+            found = CachedChunks(self, *known, table, numbers, stamped, stamps, now)
+            for number in held:
                 self._slabs.move_to_end(number)
-                one.holds += 1
+                self._slabs[number].holds += 1
             if held:
                 found._hold = _Hold(self, held)
         return found, old
@@ -330,6 +355,43 @@ class ChunkCache:
             self._removed(before)
         return len(numbers)
 
+    def addresses(self, chunks: CachedChunks) -> Addresses | None:
+        """Return what :meth:`put_addresses` wants; None if chunks are not there, or asked before.
+
+        Reads of chunks that lie decoded in the memory of the device need no other table then.
+        """
+        table = chunks._table
+        with self._lock:
+            if not 0 < table.size == table.count or table.asked == table.changes or self.is_pinned:
+                return None
+            table.asked = table.changes
+            numbers, _, slab, position = table.entries()
+            encoded = [number for number, one in self._slabs.items() if one.encoded is not None]
+            if np.isin(slab, encoded).any():
+                return None
+            address = np.zeros(numbers[-1] + 1, np.int64)
+            address[numbers] = position
+            return Addresses(address, numbers[slab == MISSING], table.changes)
+
+    def reserve_left(self, nbytes: int, stream: Stream) -> Slab | None:
+        """Take memory as :meth:`reserve` does, of which nothing that is kept has to go."""
+        with self._lock:
+            if self._nbytes() + nbytes > self.limit:
+                return None
+        return self.reserve(nbytes, stream)
+
+    def put_addresses(self, chunks: CachedChunks, slab: Slab, changes: int) -> None:
+        """Note that a slab begins with the addresses of all chunks of the array.
+
+        Unless entries have changed since; the slab is not used then.
+        """
+        table = chunks._table
+        with self._lock:
+            if table.changes == changes and not table.on_device:
+                table.on_device = slab.number
+                slab.live = 1
+                slab.parts.append((table, np.zeros(0, np.int64)))
+
     def let_go(self, slab: Slab) -> None:
         """End the hold of :meth:`reserve`; nothing on the device uses the memory any more."""
         self._let_go([slab.number])
@@ -389,7 +451,7 @@ class ChunkCache:
         tables = self._tables.setdefault(array, {})
         found = tables.get(numbering)
         if found is None:
-            found = tables[numbering] = CellTable()
+            found = tables[numbering] = CellTable(numbering.chunks)
             for other, table in list(tables.items()):
                 if table is not found and other.inner == numbering.inner:
                     self._adopt(found, numbering, other, table)
@@ -427,7 +489,7 @@ class ChunkCache:
                 table.shrink()
         if self._nbytes() + nbytes > self.limit:
             for table in self._all_tables():
-                table.drop_missing()
+                self._removed(table.drop_missing())
                 table.shrink()
         return self._nbytes() + nbytes <= self.limit
 
@@ -437,9 +499,9 @@ class ChunkCache:
         for number in list(self._slabs):
             if freed >= nbytes:
                 break
-            slab = self._slabs[number]
-            if slab.holds:
-                continue
+            slab = self._slabs.get(number)
+            if slab is None or slab.holds:
+                continue  # Addresses go with the first of their chunks.
             self._drop(slab)
             self._free(slab)
             freed += slab.nbytes
@@ -478,10 +540,11 @@ class ChunkCache:
 
     def _drop(self, slab: Slab) -> None:
         """Drop the entries of a slab, and the slab without its memory."""
-        for table, numbers in slab.parts:
-            table.drop(numbers, slab.number)
         del self._slabs[slab.number]
         self._slabs_nbytes -= slab.total_nbytes
+        for table, numbers in slab.parts:
+            gone = table.drop(numbers, slab.number)
+            self._removed(gone[gone != slab.number])
 
     def _removed(self, slabs: Integers) -> None:
         """Note that entries in these slabs are gone; free slabs without any."""

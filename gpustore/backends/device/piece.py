@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.device.chunk_cache import CachedChunks
+from gpustore.backends.device.chunk_cache import CachedChunks, ChunkCache
 from gpustore.backends.device.direct_read import DirectReads
 from gpustore.backends.device.placement import Places, TablePlaces, joined, order_of
 from gpustore.backends.device.slab import CachedRows, Slab
@@ -213,3 +213,38 @@ class Group:
                 headers += [] if some_headers is None else [some_headers]
         joined = headers[0].joined(headers[1:]) if headers else None
         return CachedRows(rows[order], position, nbytes, found, owner, joined)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Chunks that are copied to a cache.
+
+    Attributes
+    ----------
+    group : Group
+    rows : ndarray of int64, shape (n,)
+    cache : ChunkCache
+    slab : Slab or None
+        Memory of the cache for the chunks, held; None if there is no room.
+    position : ndarray of int64, shape (n,)
+        Position of each chunk there.
+    sizes : ndarray of int64, shape (n,)
+        Bytes of each chunk.
+    """
+
+    group: Group
+    rows: Integers
+    cache: ChunkCache
+    slab: Slab | None
+    position: Integers
+    sizes: Integers
+
+    def take(self, chosen: NDArray[np.bool_]) -> None:
+        """Leave out the other chunks."""
+        self.rows, self.position = self.rows[chosen], self.position[chosen]
+        self.sizes = self.sizes[chosen]
+
+    def let_go(self) -> None:
+        """Leave the memory to the cache."""
+        if self.slab is not None:
+            self.cache.let_go(self.slab)

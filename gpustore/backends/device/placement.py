@@ -18,7 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from gpustore.backends.native.copy_runs import core_copy_launches, core_table_launches
 from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import CommandList
-from gpustore.device.kernels.instance import WIDTHS
+from gpustore.device.kernels.box import Box, box_copy
+from gpustore.device.kernels.descriptor import run_dtype
+from gpustore.device.kernels.instance import THREADS_PER_BLOCK, WIDTHS
 from gpustore.device.kernels.launch import (
     Listed,
     fill_launches,
@@ -265,6 +267,8 @@ class TablePlaces:
         Data type of the arrays.
     by_element : bool
         Whether the elements of each row become one list; for one array, without index arrays.
+    box : Box or None
+        All rows of the table as a box of chunks that lie on the device, in another order.
     """
 
     table: RowTable
@@ -275,6 +279,7 @@ class TablePlaces:
     address: Sequence[int]
     dtype: np.dtype[Any]
     by_element: bool
+    box: Box | None = None
 
     def __len__(self) -> int:
         return self.hi - self.lo
@@ -305,6 +310,25 @@ class TablePlaces:
             unit=part.unit,
             memory=commands.table_memory,
         )
+
+    def copy_box(self, commands: CommandList, stored: np.dtype[Any]) -> bool:
+        """Record the copies from chunks of a box, without a table; false if that cannot be done."""
+        part, *others = parts(stored)
+        if self.box is None or others or part.shape:
+            return False
+        rows = len(self)
+        src, dst = self.offset + part.offset, self.address[0] + part.offset
+        copy = box_copy(self.box.dims, src, dst, part.itemsize, part.unit, rows)
+        if copy is None:
+            return False
+        runs = np.uint64(commands.scratch(rows * run_dtype(copy.rank).itemsize))
+        chunks = np.uint64(self.box.addresses + 8 * copy.number)
+        written = (copy.box, np.uint64(self.lo), np.uint32(rows), chunks, runs)
+        blocks = -(-rows // THREADS_PER_BLOCK)
+        commands.launch("copy", f"gs::write_runs<{copy.rank}>", blocks, written)
+        copied = (runs, np.uint32(rows), np.uint32(part.unit))
+        commands.launch("copy", copy.expression, copy.blocks * rows, copied)
+        return True
 
     def made(self) -> Places:
         """Return the places."""

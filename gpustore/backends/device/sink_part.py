@@ -149,7 +149,7 @@ class DevicePart:
         address, dtype = [view.address for view in views], views[0].dtype
         offset = self._chain.layout.offset
         return TablePlaces(
-            rows.table, lo, hi, rows.strides, offset, address, dtype, rows.by_element
+            *(rows.table, lo, hi, rows.strides, offset, address, dtype, rows.by_element), rows.box
         )
 
     def _add_cached(

@@ -286,6 +286,15 @@ class StagingBuffer:
         self._device.synchronize(self._device.record(self.stream))
         return bytes(self.view(0, nbytes))
 
+    def upload_bytes(self, content: bytes, address: int) -> None:
+        """Copy bytes to any device memory, through the pinned memory, which is lost."""
+        for start in range(0, len(content), self.nbytes):
+            part = content[start : start + self.nbytes]
+            self.view(0, len(part))[:] = part
+            self._device.upload(self.pinned, 0, address + start, len(part), self.stream)
+            self._device.synchronize(self._device.record(self.stream))
+            STATISTICS.add(copies=1, waits=1, bytes_to_device=len(part))
+
     def download_end(self) -> None:
         """Copy the end from the device to the pinned memory, and wait for that."""
         nbytes = self.nbytes - self._end

@@ -14,13 +14,11 @@ other; a single row that does not fit is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.direct_read import Expected
 from gpustore.backends.device.piece import (
     CACHED,
@@ -30,11 +28,12 @@ from gpustore.backends.device.piece import (
     FAILED,
     MISSING,
     Group,
+    Kept,
     Left,
     Piece,
 )
-from gpustore.backends.device.placement import place, place_fill
-from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab, Slab
+from gpustore.backends.device.placement import TablePlaces, place, place_fill
+from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.backends.native.headers import header_reader
 from gpustore.codec_chain.chain import CodecChain
@@ -47,41 +46,6 @@ from gpustore.runtime.statistics import STATISTICS
 Integers = NDArray[np.int64]
 
 _PATTERN_ROOM_NBYTES = 4096
-
-
-@dataclass(slots=True)
-class _Kept:
-    """Chunks that are copied to a cache.
-
-    Attributes
-    ----------
-    group : Group
-    rows : ndarray of int64, shape (n,)
-    cache : ChunkCache
-    slab : Slab or None
-        Memory of the cache for the chunks, held; None if there is no room.
-    position : ndarray of int64, shape (n,)
-        Position of each chunk there.
-    sizes : ndarray of int64, shape (n,)
-        Bytes of each chunk.
-    """
-
-    group: Group
-    rows: Integers
-    cache: ChunkCache
-    slab: Slab | None
-    position: Integers
-    sizes: Integers
-
-    def take(self, chosen: NDArray[np.bool_]) -> None:
-        """Leave out the other chunks."""
-        self.rows, self.position = self.rows[chosen], self.position[chosen]
-        self.sizes = self.sizes[chosen]
-
-    def let_go(self) -> None:
-        """Leave the memory to the cache."""
-        if self.slab is not None:
-            self.cache.let_go(self.slab)
 
 
 class _NoRoom(Exception):
@@ -140,8 +104,8 @@ class Submission:
         self._groups: list[Group] = []
         self._parts: list[tuple[Group, CommandList, int, int]] = []
         self.event: Event | None = None
-        self._kept: list[_Kept] = []
-        self._unkept: list[_Kept] = []
+        self._kept: list[Kept] = []
+        self._unkept: list[Kept] = []
         self._keeps = True
 
     def begin(self) -> None:
@@ -193,7 +157,7 @@ class Submission:
         """Queue the work for some rows; False if the buffer had to grow for their tables first."""
         used = self.buffer.used
         commands: CommandList | None = None
-        kept: list[_Kept] = []
+        kept: list[Kept] = []
         try:
             commands = self._recorded(group, rows, kept)
             self._run(group, commands)
@@ -215,9 +179,17 @@ class Submission:
             self._unkept += kept
         return True
 
-    def _recorded(self, group: Group, rows: Integers, kept: list[_Kept]) -> CommandList:
+    def _recorded(self, group: Group, rows: Integers, kept: list[Kept]) -> CommandList:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
+        if isinstance(group.places, TablePlaces) and len(rows) == len(group.state):
+            commands = CommandList(self._device, buffer.stream, rows[:0], Spans.contiguous(0, []))
+            try:
+                if group.places.copy_box(commands, chain.layout.dtype):
+                    return commands
+            except BaseException:
+                commands.release()
+                raise
         state, start, nbytes, known = group.state, group.start, group.nbytes, group.known
         if len(rows) < len(state):
             state = state[rows]
@@ -291,7 +263,7 @@ class Submission:
         group: Group,
         rows: Integers,
         chunks: NDArray[np.uint64],
-        kept: list[_Kept],
+        kept: list[Kept],
     ) -> None:
         """Record the copy of decoded chunks to a cache, of as many as it has room for."""
         cached = group.pieces[0].cached
@@ -308,10 +280,10 @@ class Submission:
             return
         position = slab.start + pitch * np.arange(count)
         sizes = np.full(count, nbytes, np.int64)
-        kept.append(_Kept(group, rows[:count], cached.cache, slab, position, sizes))
+        kept.append(Kept(group, rows[:count], cached.cache, slab, position, sizes))
         slab.copy(commands, chunks[:count], position, sizes)
 
-    def _copy_encoded(self, commands: CommandList, group: Group, kept: list[_Kept]) -> _Kept | None:
+    def _copy_encoded(self, commands: CommandList, group: Group, kept: list[Kept]) -> Kept | None:
         """Record the copy of encoded chunks to a cache that keeps them so; None without one."""
         cached = group.pieces[0].cached
         if cached is None or not cached.cache.keeps_encoded or group.chain.is_raw:
@@ -322,15 +294,15 @@ class Submission:
             slab = cached.cache.reserve(max(SLAB_ALIGNMENT, int(pitch.sum())), self.buffer.stream)
         if slab is None:
             none: Integers = np.zeros(0, np.int64)
-            return _Kept(group, none, cached.cache, None, none, none)
+            return Kept(group, none, cached.cache, None, none, none)
         position = slab.start + np.cumsum(pitch) - pitch
         sizes = commands.values.nbytes.astype(np.int64)
-        copied = _Kept(group, commands.rows, cached.cache, slab, position, sizes)
+        copied = Kept(group, commands.rows, cached.cache, slab, position, sizes)
         kept.append(copied)
         slab.copy(commands, commands.values.address, position, sizes)
         return copied
 
-    def _keep_encoded(self, commands: CommandList, copied: _Kept) -> None:
+    def _keep_encoded(self, commands: CommandList, copied: Kept) -> None:
         """Note which of the copied chunks the device decodes, and their headers."""
         if copied.slab is None:
             return
@@ -429,14 +401,17 @@ class Submission:
             raise _NoRoom(aligned(table_nbytes) + result_nbytes)
         commands.write_tables()
         first, here = self._uploaded, buffer.address(results)
-        device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
+        counts = {"copies": 0, "launches": commands.launches}
+        if end > first:
+            device.upload(buffer.pinned, first, buffer.address(first), end - first, stream)
+            counts |= {"copies": 1, "bytes_to_device": end - first}
         self._uploaded = buffer.used
         self._is_queued = True
         commands.run(buffer.address(tables), here)
-        counts = {"copies": 1, "bytes_to_device": end - first, "launches": commands.launches}
         if result_nbytes:
             device.download(here, buffer.pinned, results, result_nbytes, stream)
-            counts |= {"copies": 2, "bytes_to_host": result_nbytes}
+            counts["copies"] += 1
+            counts["bytes_to_host"] = result_nbytes
         STATISTICS.add(**counts)
         self._parts.append((group, commands, results, result_nbytes))
 
@@ -479,7 +454,44 @@ class Submission:
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
         every = [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
         self._download_cached(every)
+        self._upload_addresses()
         return [one for one in every if len(one.rows)]
+
+    def _upload_addresses(self) -> None:
+        """Keep the addresses of the chunks on the device, once all of an array are there.
+
+        The staging buffer is of no more use: results and values left to the host were taken out.
+        """
+        for group in self._groups:
+            cached = group.pieces[0].cached
+            known = None if cached is None else cached.cache.addresses(cached)
+            if cached is None or known is None or not self.buffer.nbytes:
+                continue
+            # Chunks that are not stored are one of fill values, behind the addresses.
+            chunk = self._fill_chunk(group) if len(known.missing) else b""
+            if chunk is None:
+                continue
+            before = aligned(known.address.nbytes)
+            slab = cached.cache.reserve_left(before + len(chunk), self.buffer.stream)
+            if slab is None:
+                continue
+            none: Integers = np.zeros(0, np.int64)
+            self._unkept.append(Kept(group, none, cached.cache, slab, none, none))
+            known.address[known.missing] = slab.start + before
+            content = known.address.tobytes().ljust(before, b"\0") + chunk
+            self.buffer.upload_bytes(content, slab.start)
+            cached.cache.put_addresses(cached, slab, known.changes)
+            self._drop_unkept()
+
+    def _fill_chunk(self, group: Group) -> bytes | None:
+        """Return a chunk of fill values as it is decoded; None for parts of records."""
+        layout = group.chain.layout
+        if self._is_record(group):
+            return self._pattern(group)
+        if not layout.is_dense:
+            return None
+        element = np.asarray(self._fill_value, layout.dtype).tobytes()
+        return element * (layout.nbytes // len(element))
 
     def _left(self, group: Group, rows: Integers) -> list[Left]:
         found = []

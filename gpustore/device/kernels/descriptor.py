@@ -186,11 +186,49 @@ def run_dtype(rank: int) -> np.dtype[np.void]:
     )
 
 
+BOX_DIM = np.dtype(
+    [
+        ("first", np.int64),
+        ("step", np.int64),
+        ("extent", np.int64),
+        ("chunk", np.int64),
+        ("cell", np.int64),
+        ("key_step", np.int64),
+        ("inner_step", np.int64),
+        ("src_stride", np.int64),
+        ("dst_stride", np.int64),
+        ("cells", np.uint32),
+        ("ratio", np.uint32),
+    ]
+)
+"""Layout of ``gs::BoxDim``; strides in bytes."""
+
+
+@functools.cache
+def box_dtype(rank: int) -> np.dtype[np.void]:
+    """Return the layout of ``gs::Box<rank>``, one box of chunks.
+
+    >>> box_dtype(2).itemsize
+    184
+    """
+    return np.dtype(
+        [
+            ("src", np.int64),
+            ("dst", np.uint64),
+            ("tiles", np.uint32),
+            ("side", np.uint32),
+            ("dim", BOX_DIM, (rank,)),
+        ]
+    )
+
+
 def layouts() -> dict[str, np.dtype[np.void]]:
     """Return the dtype of each struct of ``kernels/`` that the host writes, by C++ name."""
     return {
         "Dim": DIM,
         "Run<3>": run_dtype(3),
+        "BoxDim": BOX_DIM,
+        "Box<3>": box_dtype(3),
         "ByteRange": BYTE_RANGE,
         "ShuffledBlock": SHUFFLED_BLOCK,
         "NumberFormat": NUMBER_FORMAT,

@@ -57,6 +57,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
         *_expressions("copy_strided", RANKS),
         *_expressions("copy_tiled", _TILED_RANKS),
         *_expressions("copy_indexed", _INDEXED_RANKS),
+        *(f"gs::write_runs<{rank}>" for rank in RANKS),
     ),
     "cast": (
         *(

@@ -37,7 +37,7 @@ from gpustore.device.kernels.run import (
 from gpustore.device.kernels.template import templated
 
 _WIDTHS_DOWN = (16, 8, 4, 2, 1)
-_TILED_EXTENT = 8
+TILED_EXTENT = 8
 """Number of neighbours below which a tile is not worth while; not measured."""
 
 
@@ -335,11 +335,11 @@ def _is_tiled(runs: Runs, src_size: int, dst_size: int) -> NDArray[np.bool_]:
     rank, n = runs.extent.shape
     if rank < 2:
         return np.zeros(n, np.bool_)
-    apart = np.where(runs.extent < _TILED_EXTENT, np.iinfo(np.int64).max, np.abs(runs.src_stride))
+    apart = np.where(runs.extent < TILED_EXTENT, np.iinfo(np.int64).max, np.abs(runs.src_stride))
     nearest = np.argmin(apart, axis=0)
     every = np.arange(n)
     tiled: NDArray[np.bool_] = (
-        (nearest > 0) & (runs.extent[0] >= _TILED_EXTENT) & (runs.dst_stride[0] == dst_size)
+        (nearest > 0) & (runs.extent[0] >= TILED_EXTENT) & (runs.dst_stride[0] == dst_size)
     )
     tiled &= apart[nearest, every] == src_size
     chosen = every[tiled]

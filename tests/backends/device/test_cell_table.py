@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_entries_are_those_of_a_dict(steps):
-    table, known = CellTable(), {}
+    table, known = CellTable(10**6), {}
     seen = {0, 1, 2**62}
     for time, (what, chosen, slab) in enumerate(steps):
         seen |= chosen
@@ -58,7 +58,7 @@ def test_entries_are_those_of_a_dict(steps):
 
 
 def test_empty_pages_are_given_back():
-    table = CellTable()
+    table = CellTable(10**6)
     numbers = np.arange(0, 64_000, 64)
     table.put(numbers, 1, numbers, np.full(1000, b"g", object), 0.0)
     table.drop(numbers[10:])
@@ -71,7 +71,7 @@ def test_empty_pages_are_given_back():
 
 
 def test_only_equal_generations_are_confirmed():
-    table = CellTable()
+    table = CellTable(10**6)
     numbers = np.arange(3)
     table.put(numbers, 1, numbers, np.array([b"a", b"b", b"c"], object), 1.0)
     places = table.places(numbers)

@@ -262,6 +262,42 @@ def test_threads_share_a_small_cache(device):
     assert not device._memory.live()
 
 
+def test_addresses_go_with_the_first_change(device):
+    grid = CellNumbers((4, 1), (1, 1), chunks=4)
+    cache = new_cache(device, 400 + 32 + TABLE)
+    stream = device.stream()
+
+    def resident():
+        """Put all chunks one by one, and their addresses."""
+        for number in range(4):
+            keep(cache, device, [number], grid=grid)
+        chunks, _ = look(cache, range(4), grid=grid)
+        found = cache.addresses(chunks)
+        slab = cache.reserve_left(32, stream)
+        device.synchronize(device.record(stream))
+        cache.put_addresses(chunks, slab, found.changes)
+        cache.let_go(slab)
+        assert found.address.tolist() == chunks.position.tolist()
+        return slab
+
+    assert cache.addresses(look(cache, range(4), grid=grid)[0]) is None
+    slab = resident()
+    assert cache.nbytes == cache.limit
+    chunks, _ = look(cache, [2], grid=grid)
+    assert chunks.addresses == slab.start
+    assert cache.addresses(chunks) is None  # They are there.
+    cache.forget(ARRAY, [(1, 0)])
+    assert look(cache, [2], grid=grid)[0].addresses is None
+    assert cache.nbytes == 300 + 32 + TABLE  # They are held.
+    del chunks
+    look(cache, [2], grid=grid)
+    assert cache.nbytes == 300 + TABLE
+    resident()
+    assert cache.reserve_left(1, stream) is None
+    keep(cache, device, [0, 1], array=ARRAY._replace(meaning="x"))  # In place of some.
+    assert look(cache, [2], grid=grid)[0].addresses is None
+
+
 def test_headers_count_as_memory(device):
     cache = new_cache(device, 1000 + TABLE + 100)
     stream = device.stream()
