@@ -19,6 +19,7 @@ from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.cached_attribute import cached_attribute
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.sharding.staged_shards import ShardStage
 
@@ -49,8 +50,8 @@ class PrecomputedDriver(ChunkedDriver):
     ) -> Future[Any]:
         return super().read_many(self._from_zero(transform), starts, shape, output)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
-        return super().preload(self._from_zero(transform))
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
+        return super().preload(self._from_zero(transform), progress)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         return super().stored_chunks(self._from_zero(transform))

@@ -27,6 +27,7 @@ from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
@@ -293,7 +294,7 @@ class Driver(Protocol):
     ) -> Future[Any]:
         """Read crops of the domain; see :func:`gpustore.pipelines.read_many.read_many`."""
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Fill the cache of the device; see :func:`gpustore.pipelines.preload.preload`.
 
         Raises
@@ -360,7 +361,7 @@ class Unexplained:
     unexplained: ClassVar[str]
     """Message of the error."""
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Raise UnsupportedError."""
         raise UnsupportedError(f'preload is not supported by the "{self.id}" driver')
 

@@ -46,6 +46,7 @@ from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.then import then
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
@@ -126,9 +127,9 @@ class CastDriver(OverBase):
         read = partial(self.base.read, transform, batch=batch)
         return self._read(read, tuple(transform.domain.shape), output)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Preload the base, whose chunks the reads convert."""
-        return self.base.preload(transform)
+        return self.base.preload(transform, progress)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Look up which chunks of the base are stored."""

@@ -54,6 +54,7 @@ from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
@@ -281,11 +282,11 @@ class ChunkedDriver:
             return self._rechecked(transform, crops)()
         return read_many(self.reader, transform, starts, shape, output)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Fill the cache of the device through :mod:`gpustore.pipelines.preload`."""
         if self.is_outdated:
-            return self._rechecked(transform, preload)()
-        return preload(self.reader, transform)
+            return self._rechecked(transform, partial(preload, progress=progress))()
+        return preload(self.reader, transform, progress)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Look up which chunks are stored through :mod:`gpustore.pipelines.stored_chunks`."""

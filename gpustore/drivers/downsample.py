@@ -61,6 +61,7 @@ from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.context import Context
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.then import then
 from gpustore.runtime.write_futures import WriteFutures
@@ -210,9 +211,9 @@ class DownsampleDriver(OverBase):
 
         return self.executor.submit(run)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Preload the chunks of the base that the blocks of the cells lie in."""
-        return self.base.preload(self.blocks.elements_of_cells(transform))
+        return self.base.preload(self.blocks.elements_of_cells(transform), progress)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Look up which chunks of the base the blocks of the cells lie in are stored."""

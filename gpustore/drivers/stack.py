@@ -74,6 +74,7 @@ from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed
 from gpustore.runtime.gather import gather
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.transaction import Transaction, TransactionExecutor
 from gpustore.runtime.write_futures import WriteFutures, write_after
 from gpustore.schema import Schema
@@ -300,10 +301,10 @@ class StackDriver(Unresizable):
             raise MetadataError("Destination does not support writing.")
         return super().resize(transform, request)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Preload the parts of all layers, each of which must have chunks and such a cache."""
         parts = self._parts(transform)
-        futures = [driver.preload(of_layer) for driver, of_layer in parts]
+        futures = [driver.preload(of_layer, progress) for driver, of_layer in parts]
         return gather(futures, nothing, self.executor)
 
     def _parts(

@@ -68,6 +68,7 @@ from gpustore.runtime.context import Context
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.limits import Limits
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.transaction import Transaction, TransactionExecutor
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
@@ -229,9 +230,9 @@ class VirtualChunkedDriver(Unresizable):
         """Compute the chunks of all crops, each once."""
         return read_many(self.array, self._inside(transform), starts, shape, output)
 
-    def preload(self, transform: IndexTransform) -> Future[None]:
+    def preload(self, transform: IndexTransform, progress: Progress) -> Future[None]:
         """Raise UnsupportedError: devices keep no chunks that functions compute."""
-        return preload(self.array, self._inside(transform))
+        return preload(self.array, self._inside(transform), progress)
 
     def stored_chunks(self, transform: IndexTransform) -> Future[StoredChunks]:
         """Raise UnsupportedError: nothing is stored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -27,6 +27,7 @@ from gpustore.index_space.resize import ResizeRequest
 from gpustore.planning.crop_plan import crop_shape
 from gpustore.runtime.batch import Batch, check_batch
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
 
@@ -263,17 +264,24 @@ class TensorStore(ShownArray):
         output, hand_over = given_to(to, self._driver, output, shape)
         return operation(lambda: hand_over(read(output)))
 
-    def preload(self) -> Future[None]:
+    def preload(self, *, progress: Callable[[int, int], object] | None = None) -> Future[None]:
         """Bring the chunks of the domain into the memory of the GPU, where reads find them.
 
         The context's ``device_cache_pool`` bounds their bytes; chunks that do not fit are fetched
         by reads as ever. Index first to preload a part: ``store[10:20].preload()``.
 
+        Parameters
+        ----------
+        progress : callable, optional
+            ``progress(done, total)`` in decoded bytes of the chunks, as for :func:`gpustore.copy`;
+            called at the beginning, and by threads of the pool, one at a time. Of a stack `total`
+            grows while the layers begin.
+
         Returns
         -------
         Future of None
-            Resolves when the chunks are there. Its :attr:`~gpustore.Future.statistics` show the
-            progress meanwhile: of ``chunks_planned`` chunks so many are ``device_cache_hits``, and
+            Resolves when the chunks are there. Its :attr:`~gpustore.Future.statistics` tell more
+            meanwhile: of ``chunks_planned`` chunks so many are ``device_cache_hits``, and
             ``device_cache_bytes`` of others are there to stay.
 
         Raises
@@ -286,7 +294,7 @@ class TensorStore(ShownArray):
             Through the Future; the message names the key.
         """
         self._check_readable("C")
-        return operation(lambda: self._driver.preload(self._transform))
+        return operation(lambda: self._driver.preload(self._transform, Progress(progress)))
 
     def write(
         self,

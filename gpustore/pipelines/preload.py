@@ -17,11 +17,14 @@ from gpustore.pipelines.read import PLANNED_ROWS, contiguous, most_keys, sink_of
 from gpustore.pipelines.resident import batches, resident_tables
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.runtime.future import Future
+from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import STATISTICS
 
 
-def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
+def preload(array: ChunkedArray, transform: IndexTransform, progress: Progress) -> Future[None]:
     """Bring the chunks that a read of the domain of `transform` needs into the device's cache.
+
+    `progress` is told the bytes of the chunks as they are decoded.
 
     Returns
     -------
@@ -45,11 +48,15 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
     STATISTICS.add(chunks_planned=sum([plan.rows for _, plan in plans]))
     plans = with_decoder(plans)
     is_there = resident_tables(plans) is not None
-    sink = sink_of(array, plans, [])
+    nbytes = sum([plan.rows * one.chain.layout.nbytes for one, plan in plans])
+    progress.begin(nbytes)
+    if is_there:
+        progress.add(nbytes)
+    sink: Any = sink_of(array, plans, [])  # Of a device: others have no cache.
+    sink.on_settled = progress.add
 
     def load(one: ChunkedArray, plan: ChunkPlan, number: int, count: int) -> None:
         windows = plan.windows(number, count, PLANNED_ROWS, most_keys=most_keys(one))
-        part: Any  # Of a device: others have no cache.
         with sink.part(one.chain, rows=plan.rows // count + 1) as part:
             for planned in windows:
                 for _, rows, values, cached in batches(one, planned, part.arena, sink.nbytes):
@@ -63,4 +70,5 @@ def preload(array: ChunkedArray, transform: IndexTransform) -> Future[None]:
             continue
         count = one.fewer_parts(one.parts(plan), len(plan))
         tasks += [partial(load, one, plan, number, count) for number in range(count)]
-    return sink.run(array.executor, tasks, lambda: None)
+    found: Future[None] = sink.run(array.executor, tasks, lambda: None)
+    return found

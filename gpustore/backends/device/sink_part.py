@@ -199,6 +199,8 @@ class DevicePart:
             STATISTICS.add(device_cache_hits=len(there))
             if len(there) and self._sink.out:
                 self._add_cached(places.take(there), cached.take(there), files.keys, lo + there)
+            elif self._sink.on_settled is not None:
+                self._sink.on_settled(len(there) * layout.nbytes)
             rows = rows[~is_there]
         while len(rows):
             submission = self._joined()

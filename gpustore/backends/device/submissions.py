@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +84,14 @@ class Submissions:
     extent : Extent
     fill_value, out, check
         Parameters of :meth:`gpustore.backends.base.Backend.sink`.
+
+    Attributes
+    ----------
+    on_settled : callable, optional
+        Called with the decoded bytes of chunks that are in place, or in the cache, or have failed.
     """
+
+    on_settled: Callable[[int], object] | None = None
 
     def __init__(
         self,
@@ -280,6 +287,10 @@ class Submissions:
             while len(self._idle) > 1 and self._pool.is_wanted(is_small=self.extent.is_small):
                 self._pool.put(self._idle.pop())
             self._wake()
+        if self.on_settled is not None:
+            settled = [(piece.chain, len(piece)) for piece in submission.pieces]
+            settled += [(one.piece.chain, -len(one.rows)) for one in left]
+            self.on_settled(sum([chain.layout.nbytes * rows for chain, rows in settled]))
         for piece in submission.pieces:
             piece.report(int((piece.state == MISSING).sum()), piece.errors)
 

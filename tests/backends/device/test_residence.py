@@ -807,6 +807,29 @@ def test_a_failed_operation_leaves_no_memory_behind(tmp_path, pool, operation):
     assert failures
 
 
+@each("chain", CHAINS)
+@each("url", ["file", "memory"])
+def test_preload_tells_its_progress(tmp_path, chain, url):
+    """In decoded bytes, whoever fetches the chunks: the native core those in files."""
+    with emulated() as device:
+        url = f"file://{tmp_path}/a|zarr3:" if url == "file" else "memory://a|zarr3:"
+        there, plain = pair(device, 10**6, chain, {}, url, recheck_cached_data=False)
+        plain[:9] = 1
+        nbytes = there._driver.array.chain.layout.nbytes
+        for part, before in ((np.s_[:4], 0), (np.s_[:], 1), (np.s_[:], 2)):
+            told = []
+            there[part].preload(progress=lambda *one: told.append(one)).result()
+            total = nbytes * len(cache_of(there))
+            assert told[0] == (0, total)
+            assert told[-1] == (total, total)
+            assert told == sorted(told)
+            assert len({total for _, total in told}) == 1
+            assert len(told) == 2 or before < 2
+        with pytest.raises(ZeroDivisionError):
+            there.preload(progress=lambda done, total: done // 0).result()
+        del there
+
+
 @each("pool", POOLS)
 def test_cancelled_reads_leave_no_memory_behind(tmp_path, pool):
     with emulated() as device:
