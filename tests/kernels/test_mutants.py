@@ -46,7 +46,6 @@ MUTANTS = [
     ("gs_common.cuh", "(number - rest * tiles_y) * side", "(number - rest * tiles_y) * 32"),
     ("copy.cu", "item >= run.items", "item + 1 >= run.items"),
     ("copy.cu", "offsets[dim.src_stride + index]", "offsets[dim.src_stride]"),
-    ("copy.cu", "if (at.is_beyond) return;", ""),
     ("copy.cu", "i >= count", "i > count"),
     ("copy.cu", "begin - dim.first + dim.step - 1", "begin - dim.first"),
     ("copy.cu", "dim.first - begin - dim.chunk - dim.step", "dim.first - begin - dim.chunk"),

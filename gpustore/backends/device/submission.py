@@ -182,10 +182,11 @@ class Submission:
     def _recorded(self, group: Group, rows: Integers, kept: list[Kept]) -> CommandList:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
-        if isinstance(group.places, TablePlaces) and len(rows) == len(group.state):
+        places = group.places
+        if isinstance(places, TablePlaces) and places.box and len(rows) == len(group.state):
             commands = CommandList(self._device, buffer.stream, rows[:0], Spans.contiguous(0, []))
             try:
-                if group.places.copy_box(commands, chain.layout.dtype):
+                if places.copy_box(commands, chain.layout.dtype):
                     return commands
             except BaseException:
                 commands.release()
@@ -230,7 +231,7 @@ class Submission:
                 chain.check_device(commands)
             elif len(commands):
                 chain.decode_device(commands, self._device)
-            stored, places = chain.layout.dtype, group.places
+            stored = chain.layout.dtype
             some, chunks = commands.rows, commands.values.address
             if len(decoded):
                 begin = (base + group.start[decoded]).view(np.uint64)
