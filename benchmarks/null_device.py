@@ -9,6 +9,7 @@ A kernel whose results it cannot know raises :class:`NotImplementedError`.
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections import Counter
@@ -28,6 +29,11 @@ GIB = 1 << 30
 
 _FAR = 1 << 37
 """Distance of allocations: more than there is memory."""
+
+
+@functools.cache
+def _strides(shape, dtype, order):
+    return ChunkBytes.contiguous(dtype, shape, order=order).strides
 
 
 class NullAllocation:
@@ -124,7 +130,7 @@ class NullDevice:
 
     def empty(self, shape, dtype, order, stream):
         self.operations.append("empty")
-        strides = ChunkBytes.contiguous(dtype, shape, order=order).strides
+        strides = _strides(tuple(shape), dtype, order)
         address = next(self._next)
         array = NullArray(address, tuple(shape), dtype, strides)
         return ForeignArray(array, address, strides, tuple(shape), dtype)

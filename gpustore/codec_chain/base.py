@@ -182,9 +182,10 @@ class BytesCodec(abc.ABC):
         """
         if self.image_format is not None:
             return self.missing_decoder(device) or (None if distrust is None else distrust.reason)
-        if self.device_codec is None:
+        codec = self.device_codec
+        if codec is None:
             return f"{self.name} is not decoded on a device"
-        return cannot(device, self.device_codec, distrust)
+        return cannot(device, codec, distrust)
 
     def missing_decoder(self, device: Decoders) -> str | None:
         """Return what `device` lacks to decode any value, None if it lacks nothing."""

@@ -147,6 +147,7 @@ class CodecChain:
         "_json",
         "_normalize",
         "_steps",
+        "_streams",
         "all_legal",
         "batch_nbytes",
         "decode_s",
@@ -189,6 +190,7 @@ class CodecChain:
         self.decode_s = 1e-9 * ns * layout.nbytes
         self._json = json
         self._distrust: Distrust | None = None
+        self._streams: list[Streams] | None = None
         self._check: Callable[[Buffer], Buffer] | None = in_records(layout, checker(layout.dtype))
         self._normalize: Callable[[Buffer], Buffer] | None = in_records(
             layout, normalizer(layout.dtype)
@@ -334,13 +336,15 @@ class CodecChain:
 
     def device_streams(self, count: int) -> list[Streams]:
         """Estimate the streams in `count` values that the libraries of a device decode."""
-        found = []
-        for step in self._steps:
-            codec = step.stage.device_codec
-            if codec is not None:
-                streams, longest_nbytes = step.stage.device_streams(step.decoded_max)
-                found.append(Streams(codec, count * streams, longest_nbytes))
-        return found
+        known = self._streams
+        if known is None:
+            known = []
+            for step in self._steps:
+                codec = step.stage.device_codec
+                if codec is not None:
+                    known.append(Streams(codec, *step.stage.device_streams(step.decoded_max)))
+            self._streams = known
+        return [Streams(codec, count * number, longest) for codec, number, longest in known]
 
     def unsupported_reason(self, device: Decoders) -> str | None:
         """Return why no chunk can be decoded on `device`, None if chunks can be."""
@@ -350,7 +354,7 @@ class CodecChain:
         for step in self._steps:
             if distrust is not None and distrust.of_all:
                 return distrust.reason
-            if step.stage.image_format is not None and step is not self._steps[0]:
+            if step is not self._steps[0] and step.stage.image_format is not None:
                 return f"{step.stage.name} behind another codec is decoded by the host"
             reason = step.stage.unsupported_reason(device, distrust)
             if reason is not None:

@@ -9,6 +9,7 @@ threads of the host. The choice is made once for each read, from all its streams
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gpustore.resources.gpu_decode_choice import DecodeRule
@@ -78,12 +79,13 @@ class Choice(NamedTuple):
     counter: str | None = None
 
 
-def choose(streams: Sequence[Streams], multiprocessors: int, rule: DecodeRule) -> Choice:
+@lru_cache(maxsize=256)
+def choose(streams: tuple[Streams, ...], multiprocessors: int, rule: DecodeRule) -> Choice:
     """Choose who decodes all `streams` of a read.
 
     Parameters
     ----------
-    streams : sequence of Streams
+    streams : tuple of Streams
         Streams of the read, one entry a codec. The host decodes if it is faster for one of them.
     multiprocessors : int
         Number of multiprocessors of the device.
@@ -92,9 +94,9 @@ def choose(streams: Sequence[Streams], multiprocessors: int, rule: DecodeRule) -
 
     Examples
     --------
-    >>> choose([Streams("zstd", 12, 4 << 20)], 132, DecodeRule()).reason
+    >>> choose((Streams("zstd", 12, 4 << 20),), 132, DecodeRule()).reason
     'zstd: 12 streams of up to 4194304 bytes, fewer than 66 of more than 1048576 bytes'
-    >>> choose([Streams("zstd", 500, 4 << 20)], 132, DecodeRule()).by_host
+    >>> choose((Streams("zstd", 500, 4 << 20),), 132, DecodeRule()).by_host
     False
     """
     if rule.side != "auto":

@@ -52,8 +52,8 @@ def unfit(device: Device, codec: str, max_nbytes: int, distrust: Distrust | None
 
 def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
     """Leave values to the host where `wrong` is true; return a mask of the others."""
-    if np.count_nonzero(wrong):
-        (rows,) = wrong.nonzero()
+    (rows,) = wrong.nonzero()
+    if len(rows):
         commands.fall_back(dict.fromkeys(rows.tolist(), reason))
     return ~wrong
 

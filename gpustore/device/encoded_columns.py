@@ -96,14 +96,7 @@ class FrameTables(Protocol):
     copy_blocks: int
     shuffle_blocks: int
 
-    def write(
-        self,
-        decoded: int,
-        joined: int,
-        table: NDArray[np.uint8],
-        copies: NDArray[np.uint8] | None,
-        shuffled: NDArray[np.uint8] | None,
-    ) -> Integers:
+    def write(self, decoded: int, joined: int, memory: NDArray[np.uint8]) -> Integers:
         """Write the tables.
 
         Parameters
@@ -111,12 +104,10 @@ class FrameTables(Protocol):
         decoded, joined : int
             Device addresses, multiples of 16, of what the first frame decodes to, and of its
             shuffled bytes.
-        table : ndarray of uint8
-            Memory for the table of a :class:`~gpustore.device.protocol.CodecBatch` of the
-            compressed streams.
-        copies, shuffled : ndarray of uint8, or None
-            Memory for the descriptors of stored streams, and of shuffled blocks, 32 bytes each, if
-            there are any.
+        memory : ndarray of uint8
+            Memory, 32 bytes for each, for the descriptors of stored streams, the table of a
+            :class:`~gpustore.device.protocol.CodecBatch` of the compressed ones, and the
+            descriptors of shuffled blocks, one behind the other.
 
         Returns
         -------

@@ -14,21 +14,28 @@ H100 = 132
 
 @pytest.mark.parametrize("codec", TABLE)
 def test_few_long_streams_are_for_the_host_and_many_or_short_ones_for_the_device(codec):
-    assert choose([Streams(codec, 1, 1 << 30)], H100, AUTO).by_host
-    assert not choose([Streams(codec, 10_000, 1 << 30)], H100, AUTO).by_host
-    assert not choose([Streams(codec, 1, 1000)], H100, AUTO).by_host
-    assert not choose([Streams(codec, 0, 0)], H100, AUTO).by_host
+    assert choose((Streams(codec, 1, 1 << 30),), H100, AUTO).by_host
+    assert not choose((Streams(codec, 10_000, 1 << 30),), H100, AUTO).by_host
+    assert not choose((Streams(codec, 1, 1000),), H100, AUTO).by_host
+    assert not choose((Streams(codec, 0, 0),), H100, AUTO).by_host
 
 
 def test_the_number_of_streams_is_compared_with_the_multiprocessors():
-    streams = [Streams("zstd", 40, 4 << 20)]
+    streams = (Streams("zstd", 40, 4 << 20),)
     assert choose(streams, 132, AUTO).by_host
     assert not choose(streams, 80, AUTO).by_host
 
 
 def test_one_codec_of_few_long_streams_is_enough_for_the_host():
     few, many = Streams("zstd", 3, 4 << 20), Streams("lz4", 3000, 64 << 10)
-    choice = choose([many, few], H100, AUTO)
+    choice = choose(
+        (
+            many,
+            few,
+        ),
+        H100,
+        AUTO,
+    )
     assert choice.by_host
     assert choice.reason.startswith("zstd: 3 streams of up to 4194304 bytes")
 
@@ -41,13 +48,13 @@ def test_streams_of_several_chunk_shapes_count_together():
 @pytest.mark.parametrize("side", ["device", "host"])
 def test_the_rule_may_name_a_side(side):
     for streams in (Streams("zstd", 1, 1 << 30), Streams("zstd", 10_000, 1000)):
-        choice = choose([streams], H100, DecodeRule(side))
+        choice = choose((streams,), H100, DecodeRule(side))
         assert choice.by_host == (side == "host")
         assert choice.reason == f'gpu_decode_choice is "{side}"'
 
 
 def test_thresholds_of_the_rule_replace_those_of_the_table():
-    streams = [Streams("zstd", 100, 200_000)]
+    streams = (Streams("zstd", 100, 200_000),)
     assert not choose(streams, H100, AUTO).by_host
     assert not choose(streams, H100, DecodeRule(min_streams=101)).by_host
     assert not choose(streams, H100, DecodeRule(long_stream_nbytes=100_000)).by_host

@@ -95,7 +95,7 @@ class DeviceBackend:
             return Choice(True, reason, "missing_decoder_reads" if reason in missing else None)
         if first.is_raw or not (streams or rule.side != "auto"):
             return None
-        return choose(streams, self.driven.multiprocessors, rule)
+        return choose(tuple(streams), self.driven.multiprocessors, rule)
 
     def direct_unsupported_reason(self, chain: CodecChain) -> str | None:
         """Return why no file is read straight into device memory, None if large values are.

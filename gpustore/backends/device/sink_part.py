@@ -222,25 +222,26 @@ class DevicePart:
             at, sizes, some, known = fetched.at, fetched.nbytes, rows, fetched.known
             states = np.frombuffer(bytearray((state,)) * len(rows), np.uint8)
             taken: NDArray[np.bool_] | slice = slice(None)
-            again = rows[:0]
+            done: NDArray[np.bool_] | slice = taken
+            number, again = len(rows), rows[:0]
             # Python says what is wrong with uncompressed chunks.
             is_odd = self._chain.is_raw and bool((sizes != layout.nbytes).any())
             if counts.left or counts.missing or is_odd:
                 status = np.frombuffer(fetched.status, np.uint8)
-                done = status == DONE
+                there = status == DONE
                 if is_odd:
-                    done &= sizes == layout.nbytes
-                states[~done] = MISSING
-                kept = done
+                    there &= sizes == layout.nbytes
+                states[~there] = MISSING
+                kept = there
                 if files.fill_missing and (cached is None or not files.is_sharded):
-                    kept = done | (status == MISSING_FILE)
+                    kept = there | (status == MISSING_FILE)
                 taken = kept
                 again = rows[status == NO_ROOM]
                 left += rows[~kept & (status != NO_ROOM)].tolist()
                 at, sizes, states, some = at[kept], sizes[kept], states[kept], rows[kept]
                 known = None if known is None else known.take(kept)
-            done = states == state
-            number = int(np.count_nonzero(done))
+                done = there[kept]
+                number = int(np.count_nonzero(there))
             if self._reads_directly and not files.array.decodes:
                 count_unavailable(sizes[done], fetched.generation[taken][done, 3])
             STATISTICS.add(
@@ -253,7 +254,7 @@ class DevicePart:
             if cached is not None:
                 STATISTICS.add(device_cache_misses=len(some))
                 generation = fetched.generations(files.directory.generation)
-                cached.generation[some - lo] = np.where(done, generation[taken], ABSENT)
+                cached.generation[some - lo] = np.where(states == state, generation[taken], ABSENT)
                 chunks = cached.take(some - lo)
             piece = Piece(
                 self._chain,

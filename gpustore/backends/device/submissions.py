@@ -292,7 +292,7 @@ class Submissions:
             settled += [(one.piece.chain, -len(one.rows)) for one in left]
             self.on_settled(sum([chain.layout.nbytes * rows for chain, rows in settled]))
         for piece in submission.pieces:
-            piece.report(int((piece.state == MISSING).sum()), piece.errors)
+            piece.report(int(np.count_nonzero(piece.state == MISSING)), piece.errors)
 
     def _relieve(self, lacking: type[MemoryError]) -> bool:
         """Have memory freed that is not needed: of idle buffers, and of work that has ended.

@@ -59,18 +59,12 @@ class NativeFrameTables:
         self.code, self.typesize, self.shuffle, self.compressed, self.stored = counts[:5]
         self.blocks, self.most_nbytes, self.copy_blocks, self.shuffle_blocks = counts[5:]
 
-    def write(
-        self,
-        decoded: int,
-        joined: int,
-        table: NDArray[np.uint8],
-        copies: NDArray[np.uint8] | None,
-        shuffled: NDArray[np.uint8] | None,
-    ) -> Integers:
+    def write(self, decoded: int, joined: int, memory: NDArray[np.uint8]) -> Integers:
         owner = np.empty((2, self.compressed), np.int64)
         self._struct[4:6] = numbers("q", (decoded, joined))
-        memories = table, owner, copies, shuffled
-        places = [0 if one is None else address_of(one) for one in memories]
+        copies = address_of(memory)
+        table = copies + 32 * self.stored
+        places = table, address_of(owner), copies, table + 32 * self.compressed
         self._struct[_COUNTS + 9 :] = numbers("q", places)
         self._core.gpustore_core_write_frames(self._struct.buffer_info()[0])
         return owner

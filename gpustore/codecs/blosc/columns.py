@@ -155,7 +155,10 @@ class BloscColumns:
     @property
     def codes(self) -> list[int]:
         """Numbers of the compressors of all frames, also of stored ones."""
-        found: list[int] = np.bincount(self.code).nonzero()[0].tolist()
+        every = self.code
+        if len(every) and not len((every != every[0]).nonzero()[0]):  # As most are.
+            return [int(every[0])]
+        found: list[int] = np.bincount(every).nonzero()[0].tolist()
         return found
 
     def compressed(self, streams: BloscStreams) -> list[tuple[int, Integers | slice]]:

@@ -44,6 +44,7 @@ from gpustore.device.kernels.block import (
     unshuffle_launches,
 )
 from gpustore.device.protocol import Device, Spans
+from gpustore.device.table import Table
 
 _CODECS: Final = ("blosclz", "lz4", "snappy", "deflate", "zstd")
 """Device codec of the streams, by the number of their code."""
@@ -148,27 +149,24 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
         return False
     outputs = destinations(commands, nbytes, commands.rows)
     joined = destinations_like(commands, outputs, commands.rows) if found.shuffle else outputs
-    copies = shuffled = copies_memory = shuffled_memory = None
+    begin, end = 32 * found.stored, 32 * (found.stored + found.compressed)
+    copies, memory = commands.reserve_table(end + 32 * found.blocks * bool(found.shuffle))
+    owner, sizes = found.write(int(outputs.address[0]), int(joined.address[0]), memory)
     if found.stored:
-        copies, copies_memory = commands.reserve_table(32 * found.stored)
-    table, memory = commands.reserve_table(32 * found.compressed)
-    if found.shuffle:
-        shuffled, shuffled_memory = commands.reserve_table(32 * found.blocks)
-    owner, sizes = found.write(
-        *(int(outputs.address[0]), int(joined.address[0])), memory, copies_memory, shuffled_memory
-    )
-    if copies is not None:
-        count = np.uint32(found.stored)
-        commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, count])
-    src, src_nbytes, dst, _ = memory.view(np.uint64).reshape(4, -1)
+        stored = np.uint32(found.stored)
+        commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, stored])
+    src, src_nbytes, dst, _ = memory[begin:end].view(np.uint64).reshape(4, -1)
     # What is compared with the results may not lie in memory that is used again.
     streams = Spans(src, src_nbytes), Spans(dst, sizes.view(np.uint64))
-    longest_and_all = found.most_nbytes, int(sizes.sum())
-    commands.decompress(codec, *streams, owner, table, longest_and_all)
-    if shuffled is not None:
+    total = int(np.add.reduce(sizes))
+    longest_and_all = found.most_nbytes, total
+    commands.decompress(codec, *streams, owner, Table(copies.offset + begin), longest_and_all)
+    if found.shuffle:
         kernel = f"gs::{'bit_' if found.shuffle == _BITS else ''}unshuffle<{found.typesize}>"
-        count = np.uint32(found.blocks)
-        commands.launch("shuffle", kernel, found.shuffle_blocks, [shuffled, count])
+        blocks = np.uint32(found.blocks)
+        commands.launch(
+            "shuffle", kernel, found.shuffle_blocks, [Table(copies.offset + end), blocks]
+        )
     commands.values, commands.encoded = outputs, None
     return True
 

@@ -818,7 +818,8 @@ def test_preload_tells_its_progress(tmp_path, chain, url):
         nbytes = there._driver.array.chain.layout.nbytes
         for part, before in ((np.s_[:4], 0), (np.s_[:], 1), (np.s_[:], 2)):
             told = []
-            there[part].preload(progress=lambda *one: told.append(one)).result()
+            tell = told.append
+            there[part].preload(progress=lambda *one, tell=tell: tell(one)).result()
             total = nbytes * len(cache_of(there))
             assert told[0] == (0, total)
             assert told[-1] == (total, total)
