@@ -176,6 +176,31 @@ def cell_of_a_gap(api: ModuleType, folder: Path) -> object:
     return api.overlay([api.array([1, 2])], shape=[4])[2:].read().result()
 
 
+def write_over_a_shrunk_layer(api: ModuleType, folder: Path) -> object:
+    del folder
+    layer = made(api)
+    view = api.stack([layer])
+    layer.resize(exclusive_max=[2]).result()
+    view.write(7).result()
+    return layer.read().result().tolist()
+
+
+def chunk_read_in_a_transaction(api: ModuleType, folder: Path) -> object:
+    del folder
+    stored = np.ones(3, np.uint8)
+
+    def read(domain: Any, array: Any, parameters: Any) -> None:
+        array[...] = stored
+
+    def write(domain: Any, array: Any, parameters: Any) -> None:
+        stored[...] = array
+
+    view = api.virtual_chunked(read, write, dtype=api.uint8, shape=[3])
+    with api.Transaction() as transaction:
+        view.with_transaction(transaction).read().result()
+    return stored.tolist()
+
+
 def function_without_a_version(api: ModuleType, folder: Path) -> object:
     del folder
 
@@ -411,6 +436,16 @@ DIFFERENCES = (
     ),
     Difference(
         "write to an overlay with a gap", write_over_a_gap, "a write that fails changes nothing"
+    ),
+    Difference(
+        "write to a stack of an array that has shrunk since",
+        write_over_a_shrunk_layer,
+        "what has no place is an error, also in reads",
+    ),
+    Difference(
+        "function of a virtual array whose chunk a transaction has read",
+        chunk_read_in_a_transaction,
+        "only what was written is stored",
     ),
     Difference("read of a gap", cell_of_a_gap, "the message names the first index without a layer"),
     Difference(

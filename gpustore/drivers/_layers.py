@@ -10,7 +10,16 @@ import numpy as np
 
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
-from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenMode, OpenRequest, open_kvstore
+from gpustore.drivers.base import (
+    Driver,
+    DriverSpec,
+    Opening,
+    OpenMode,
+    OpenRequest,
+    latest_of,
+    open_kvstore,
+    placed_again,
+)
 from gpustore.drivers.options import bound_resources
 from gpustore.errors import MetadataError, TransactionError, prefixing
 from gpustore.index_space import Dim, IndexDomain, IndexTransform, OutputIndexMap
@@ -147,8 +156,10 @@ class Layer(NamedTuple):
     def as_spec(self, *, minimal: bool) -> LayerSpec:
         """Return a spec that opens the layer again."""
         if self.driver is not None:
-            spec = self.driver.spec(minimal=minimal)
-            return LayerSpec(spec, self.transform, self.driver.open_mode, None)
+            spec, latest = self.driver.spec(minimal=minimal), latest_of(self.driver)
+            same = latest is self.driver
+            transform = self.transform if same else placed_again(self.transform, latest)
+            return LayerSpec(spec, transform, self.driver.open_mode, None)
         assert self.spec is not None
         driver = self.spec.driver.updated(minimal=True) if minimal else self.spec.driver
         return self.spec._replace(driver=driver, transform=self.transform)

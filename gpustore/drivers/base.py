@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 from gpustore.backends.base import Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
-from gpustore.errors import MetadataError, UnsupportedError
+from gpustore.errors import MetadataError, OutOfBoundsError, UnsupportedError
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.hierarchy.nodes import Hierarchy
 from gpustore.index_space import IndexDomain, IndexTransform
@@ -522,6 +522,20 @@ class AdapterKind(DriverKind, Protocol):
 
         Returns the transform that is also that of the adapter; None if the driver keeps it.
         """
+
+
+def latest_of(driver: Driver) -> Driver:
+    """Return a driver with the shape that it was given last in its context; no I/O."""
+    found: Driver = getattr(driver, "latest", driver)
+    return found
+
+
+def placed_again(transform: IndexTransform, driver: Driver) -> IndexTransform:
+    """Return a transform to a driver with implicit bounds as they are now."""
+    try:
+        return IndexTransform(driver.domain)[transform]
+    except OutOfBoundsError:  # Explicit bounds stay as they are.
+        return transform
 
 
 def open_kvstore(

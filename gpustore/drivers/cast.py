@@ -35,6 +35,8 @@ from gpustore.drivers.base import (
     Opening,
     OpenRequest,
     OverBase,
+    latest_of,
+    placed_again,
     schema_members,
 )
 from gpustore.errors import MetadataError, prefixing
@@ -188,6 +190,9 @@ class CastDriver(OverBase):
 
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Convert `source`, then write to the base."""
+        latest = self.latest
+        if latest is not self:  # Elements are as many as the base has now.
+            return latest.write(placed_again(transform, latest), source)
         encode, domain = self.encode, transform.domain
         assert encode is not None  # The store checks that it is writable.
         if self.dtype.array_dtype.hasobject:
@@ -201,6 +206,12 @@ class CastDriver(OverBase):
         else:
             converted = encode(elements)
         return self.base.write(transform, converted)
+
+    @property
+    def latest(self) -> CastDriver:
+        """View of the base with the shape that it was given last in its context; no I/O."""
+        base = latest_of(self.base)
+        return self if base is self.base else replace(self, base=base)
 
     def resolve(self) -> Driver:
         """Return the view over the base with its currently stored bounds."""

@@ -49,6 +49,8 @@ from gpustore.drivers.base import (
     Opening,
     OpenRequest,
     OverBase,
+    latest_of,
+    placed_again,
     schema_members,
 )
 from gpustore.errors import MetadataError, UnsupportedError, prefixing
@@ -146,7 +148,7 @@ class DownsampleDriver(OverBase):
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec of the base with factors and method."""
         base = self.base.spec(minimal=minimal)
-        blocks = self.blocks
+        blocks = self._latest.blocks
         return DownsampleSpec(base, blocks.base_transform, blocks.factors, blocks.method)
 
     def read(
@@ -160,6 +162,9 @@ class DownsampleDriver(OverBase):
             If a cell is outside the domain.
         """
         # The bounds of a resizable base count as they are now.
+        latest = self._latest
+        if latest is not self:
+            return latest.read(IndexTransform(latest.domain)[transform], output, batch)
         domain = self.domain.mark_bounds_implicit[False]
         transform = IndexTransform(domain)[transform]
         box = None if 0 in transform.domain.shape else self.blocks.box(transform, domain)
@@ -268,6 +273,17 @@ class DownsampleDriver(OverBase):
     def write(self, transform: IndexTransform, source: Any) -> WriteFutures:
         """Raise MetadataError: there is nothing to write to."""
         raise MetadataError("Destination does not support writing.")
+
+    @property
+    def _latest(self) -> DownsampleDriver:
+        """View of the base with the shape that it was given last in its context; no I/O."""
+        base = latest_of(self.base)
+        return self if base is self.base else self._over(base)
+
+    def _over(self, base: Driver) -> DownsampleDriver:
+        """Return the view over the base with other bounds; explicit ones stay as they are."""
+        transform = placed_again(self.blocks.base_transform, base)
+        return replace(self, base=base, blocks=replace(self.blocks, base_transform=transform))
 
     def resolve(self) -> Driver:
         """Return the view over the base with its currently stored bounds."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec
-from gpustore.errors import OutOfBoundsError
+from gpustore.drivers.base import METADATA_POOL, Driver, DriverSpec, latest_of, placed_again
 from gpustore.front.spec import Spec
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
@@ -41,10 +39,9 @@ def opened_spec(
     """
     if driver.id == "array":
         driver, transform = cast("ArrayDriver", driver).narrowed(transform)
-    latest: Driver = getattr(driver, "latest", driver)
+    latest = latest_of(driver)
     if latest is not driver:
-        with suppress(OutOfBoundsError):  # Explicit bounds stay as they are.
-            transform = IndexTransform(latest.domain)[transform]
+        transform = placed_again(transform, latest)
     spec = driver.spec(minimal=minimal)
     kvstore = driver.kvstore
     if not (retain_context or unbind_context):
