@@ -72,12 +72,14 @@ def lines(report, tables):
     if report["emulated"]:
         yield f"{EMULATED}. Results were compared, calls counted."
         yield "Tiny volumes stand for the sizes that are named."
+    absent = {}
     for name, record in report["probes"].items():
         for failure in record.get("failures", ()):
             yield f"{name}: FAILED at {failure['step']}: {failure['how']}"
-        reason = record.get("reason")
-        if record["status"] in ("left out", "missing") and reason:
-            yield f"{name}: {record['status']}: {reason}"
+        if record["status"] in ("left out", "missing") and record.get("reason"):
+            absent.setdefault(f"{record['status']}: {record['reason']}", []).append(name)
+    for reason, names in absent.items():
+        yield f"{' '.join(names)}: {reason}"
     missing = {
         fact.removeprefix("missing / "): why
         for record in report["probes"].values()

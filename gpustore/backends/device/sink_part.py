@@ -40,7 +40,7 @@ from gpustore.backends.native.headers import frames_of
 from gpustore.backends.native.job import DONE, NO_ROOM
 from gpustore.backends.native.job import MISSING as MISSING_FILE
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.errors import GpustoreError, LimitError
+from gpustore.errors import GpustoreError
 from gpustore.kvstores.arena import Arena, thread_arena
 from gpustore.kvstores.columns import ABSENT
 from gpustore.planning.chunk_grid import Integers
@@ -334,7 +334,8 @@ class DevicePart:
             left = [i for i in wanted if not self._put(piece, i, values[rows[i]])]
             if left and len(left) == len(rows) and is_empty:
                 for i in left:
-                    piece.fail(i, self._too_large())
+                    error = too_large(self._chain, self._sink.device.name, submission.lacking)
+                    piece.fail(i, error)
                 left = []
             STATISTICS.add(host_fallbacks=int((piece.state == DECODED).sum()))
             is_full = bool(left) or submission.buffer.left < self._sink.extent.value_nbytes
@@ -376,9 +377,6 @@ class DevicePart:
             buffer.view(at, len(value))[:] = memoryview(value).cast("B")
         piece.start[i], piece.nbytes[i] = at, len(value)
         return True
-
-    def _too_large(self) -> LimitError:
-        return too_large(self._chain, self._sink.device.name)
 
 
 def may_be_direct(chain: CodecChain, file_nbytes: int | None = None) -> bool:

@@ -39,7 +39,7 @@ from gpustore.backends.native.headers import header_reader
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns
-from gpustore.device.protocol import Device, Event, Spans
+from gpustore.device.protocol import Device, Event, PinnedMemoryError, Spans
 from gpustore.errors import LimitError
 from gpustore.runtime.statistics import STATISTICS
 
@@ -81,7 +81,11 @@ class Submission:
         Whether no other thread may join them.
     event : Event or None
         Event behind all work of the submission, once it has begun.
+    lacking : type of MemoryError
+        Memory that was short when the submission was opened, if its buffer has none.
     """
+
+    lacking: type[MemoryError] = MemoryError
 
     def __init__(
         self,
@@ -145,7 +149,7 @@ class Submission:
                 for half in np.array_split(rows, 2):
                     self._queue(group, half)
                 return
-            group.fail(int(rows[0]), too_large(group.chain, self._device.name))
+            group.fail(int(rows[0]), too_large(group.chain, self._device.name, type(error)))
 
     def _drop_unkept(self) -> None:
         """Let go of memory for chunks that came to nothing, after waiting for the stream."""
@@ -574,9 +578,15 @@ def _of_states(rows: Integers, state: NDArray[np.uint8]) -> list[Integers]:
     ]
 
 
-def too_large(chain: CodecChain, device: str) -> LimitError:
-    """Return the error for a chunk for which there is not enough memory."""
+def too_large(
+    chain: CodecChain, device: str, lacking: type[MemoryError] = MemoryError
+) -> LimitError:
+    """Return the error for a chunk for which there is not enough memory, of the device or pinned.
+
+    `lacking` is the type of the error that says which.
+    """
+    where = "the pinned memory for" if lacking is PinnedMemoryError else "the free memory of"
     return LimitError(
-        f"A chunk of {chain.layout.nbytes} bytes does not fit in the free memory of device "
+        f"A chunk of {chain.layout.nbytes} bytes does not fit in {where} device "
         f'{device} while it is decoded; free some, or open with device="cpu"'
     )

@@ -224,12 +224,13 @@ class Submissions:
         """Open a submission, which a task fills; of fewer values where memory is short."""
         extent = self.extent
         try:
-            rows, is_relieved = extent.buffer_rows, False
+            rows, is_relieved, lacking = extent.buffer_rows, False, MemoryError
             while rows:
                 try:
                     buffer.resize(extent.buffer_nbytes(rows))
                 except MemoryError as error:
-                    if not self._relieve(type(error)) and is_relieved:
+                    lacking = type(error)
+                    if not self._relieve(lacking) and is_relieved:
                         rows //= 2
                     is_relieved = True
                 else:
@@ -239,6 +240,7 @@ class Submissions:
             submission = Submission(
                 self.device, buffer, self._fill_value, self._ready, self._relieve
             )
+            submission.lacking = lacking
         except BaseException:
             self._idle.append(buffer)
             raise

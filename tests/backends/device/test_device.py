@@ -535,6 +535,9 @@ def test_no_memory_is_a_limit_error(tmp_path, lazy):
     lazy.faults.allocations = set(range(1000))
     with pytest.raises(gpustore.LimitError, match="does not fit the memory of device"):
         there.read()
+    lazy.faults.allocations, lazy.faults.pinned = set(), set(range(1000))
+    with pytest.raises(gpustore.LimitError, match="does not fit in the pinned memory for device"):
+        there.read().result()
 
 
 def test_a_device_that_is_lost_says_so(tmp_path, lazy):
