@@ -33,6 +33,8 @@ class CellTable:
         Number of entries.
     changes : int
         Number of times that entries were made or removed.
+    looked_up : int
+        Chunks that were looked up since the table was made, or since addresses were outdated.
     asked : int
         Value of `changes` when somebody last asked for the addresses of all chunks.
     on_device : int
@@ -41,12 +43,12 @@ class CellTable:
 
     __slots__ = (
         *("_address", "_generation", "_ids", "_read_at", "_rows", "_slab"),
-        *("asked", "changes", "count", "on_device", "size"),
+        *("asked", "changes", "count", "looked_up", "on_device", "size"),
     )
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changes = self.on_device = 0
+        self.changes = self.on_device = self.looked_up = 0
         self.asked = -1
         self.clear()
 
@@ -191,8 +193,10 @@ class CellTable:
     def _changed(self, slabs: Integers) -> Integers:
         """Note a change of entries in these slabs; return them, and that of the addresses."""
         self.changes += 1
-        outdated, self.on_device = self.on_device, 0
-        return np.append(slabs, outdated) if outdated else slabs
+        if not self.on_device:
+            return slabs
+        outdated, self.on_device, self.looked_up = self.on_device, 0, 0
+        return np.append(slabs, outdated)
 
     def _add_pages(self, pages: Integers) -> None:
         new = np.setdiff1d(pages, self._ids, assume_unique=True)

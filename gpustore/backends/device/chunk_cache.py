@@ -250,6 +250,7 @@ class ChunkCache:
             self._end_holds()
             table = self._table(array, numbering)
             places, slab, position = table.find(numbers)
+            table.looked_up += len(numbers)
             there = np.flatnonzero(slab != NO_ENTRY)
             generation = np.empty(len(numbers), object)
             generation[there] = table.generation(places[there])
@@ -358,11 +359,14 @@ class ChunkCache:
     def addresses(self, chunks: CachedChunks) -> Addresses | None:
         """Return what :meth:`put_addresses` wants; None if chunks are not there, or asked before.
 
-        Reads of chunks that lie decoded in the memory of the device need no other table then.
+        Reads of chunks that lie decoded in the memory of the device need no other table then. While
+        chunks change, addresses are as many at most as chunks are looked up.
         """
         table = chunks._table
         with self._lock:
             if not 0 < table.size == table.count or table.asked == table.changes or self.is_pinned:
+                return None
+            if table.looked_up < table.size:
                 return None
             table.asked = table.changes
             numbers, _, slab, position = table.entries()

@@ -290,8 +290,10 @@ def test_addresses_go_with_the_first_change(device):
     assert look(cache, [2], grid=grid)[0].addresses is None
     assert cache.nbytes == 300 + 32 + TABLE  # They are held.
     del chunks
-    look(cache, [2], grid=grid)
+    look(cache, [], grid=grid)
     assert cache.nbytes == 300 + TABLE
+    keep(cache, device, [1], grid=grid)
+    assert cache.addresses(look(cache, [1], grid=grid)[0]) is None  # Too few lookups.
     resident()
     assert cache.reserve_left(1, stream) is None
     keep(cache, device, [0, 1], array=ARRAY._replace(meaning="x"))  # In place of some.
