@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpustore.cli.failure import CommandError
+from gpustore.display.array_info import FORMATS, METADATA_NAMES
 from gpustore.display.elements import Elements
 from gpustore.display.extents import Edges, chunk_extents, edges_of
 
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     import gpustore
 
 
-_METADATA = frozenset(
-    {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata", ".gpustore-copy.json"}
-)
+_NUMBERED = ("zarr", "zarr2", "zarr3", "n5")
+"""Drivers whose keys are the numbers of chunks along the dimensions."""
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -59,17 +59,23 @@ class ValueGrid:
         Raises
         ------
         CommandError
-            If the array has no stored chunks.
+            If the array has no stored chunks, or their keys are not numbers.
         """
-        metadata: dict[str, Any] = store.spec().to_json().get("metadata", {})
-        if store.kvstore is None or "shape" not in metadata:
-            raise CommandError("only Zarr arrays have chunks")
+        spec: dict[str, Any] = store.spec().to_json()
+        if store.kvstore is None or spec["driver"] not in _NUMBERED:
+            name = FORMATS.get(spec["driver"], spec["driver"])
+            raise CommandError(
+                f"chunks of Zarr and N5 are known by their keys, those of {name} not"
+            )
+        metadata = spec["metadata"]
         rank = Elements.of(store).rank
         shape = [int(n) for n in store.shape[:rank]]
         extents = chunk_extents(store, "write_chunk")[:rank]
         along = edges_of(store) or extents
         edges = tuple(Edges(size, n) for size, n in zip(along, shape, strict=True))
         is_sharded = extents != chunk_extents(store, "read_chunk")[:rank]
+        if spec["driver"] == "n5":
+            return cls(edges, "", "/", "0", is_sharded)
         encoding = metadata.get("chunk_key_encoding")
         if encoding is None:
             return cls(edges, "", str(metadata.get("dimension_separator") or "."), "0", is_sharded)
@@ -167,6 +173,6 @@ class StoredValues:
             cell = grid.cell(key)
             if cell is not None:
                 nbytes[cell] = size
-            elif key.rpartition("/")[2] not in _METADATA:
+            elif key.rpartition("/")[2] not in METADATA_NAMES:
                 others.append(key)
         return cls(nbytes, others, errors)

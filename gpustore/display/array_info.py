@@ -33,9 +33,13 @@ FORMATS: Final = {
 }
 """Format by the name of a driver."""
 
-_METADATA: Final = frozenset(
-    {"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata", ".gpustore-copy.json"}
+METADATA_NAMES: Final = frozenset(
+    {
+        *("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"),
+        *("attributes.json", "info", ".gpustore-copy.json"),
+    }
 )
+"""Last components of keys that have no elements."""
 
 _UNITS: Final = "dimension_units"
 
@@ -214,7 +218,9 @@ class ArrayInfo:
     def _stored_text(self) -> str:
         if self.values_stored is None:
             return f"unknown, of {self.values_possible:,}: {self.uncounted}"
-        text = f"{self.values_stored:,} of {self.values_possible:,}"
+        text = f"{self.values_stored:,}"
+        if self.values_stored <= self.values_possible:  # Shards of neuroglancer may be no boxes.
+            text += f" of {self.values_possible:,}"
         if self.stored_nbytes is not None:
             text += f", {format_nbytes(self.stored_nbytes)}"
         if self.stored_nbytes and self.nbytes is not None:
@@ -389,7 +395,7 @@ def _stored(store: Any, possible: int, complete: bool) -> tuple[int | None, int 
     listed, errors = kvstore.list_nbytes().result()
     for error in errors.values():
         raise error
-    sizes = [size for key, size in listed.items() if key.rpartition("/")[2] not in _METADATA]
+    sizes = [size for key, size in listed.items() if key.rpartition("/")[2] not in METADATA_NAMES]
     return len(sizes), sum(sizes), None
 
 

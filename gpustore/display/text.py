@@ -48,9 +48,19 @@ def format_codecs(codec: Mapping[str, Any]) -> str:
     'zlib (level 2)'
     >>> format_codecs({"compressor": None, "filters": [{"id": "shuffle", "elementsize": 2}]})
     'shuffle (elementsize 2)'
+    >>> format_codecs({"compression": {"type": "gzip", "level": 6}})
+    'gzip (level 6)'
+    >>> format_codecs({"encoding": "jpeg", "jpeg_quality": 75})
+    'jpeg (jpeg_quality 75)'
     """
     if "codecs" in codec:
         return "\n".join(line for one in codec["codecs"] for line in _codec_lines(one))
+    if "compression" in codec:  # of N5
+        compression = dict(codec["compression"])
+        return _with_options(compression.pop("type"), compression)
+    if "encoding" in codec:  # of neuroglancer
+        options = dict(codec)
+        return _with_options(options.pop("encoding"), options)
     chain = [*(codec.get("filters") or []), codec.get("compressor")]
     lines = [_with_options(c["id"], {k: v for k, v in c.items() if k != "id"}) for c in chain if c]
     return "\n".join(lines) or "none"

@@ -104,3 +104,23 @@ def test_a_group_has_no_chunks(gpustore_command, tmp_path):
     code, _, err = gpustore_command("chunks", tmp_path / "g")
     assert code == 1
     assert "is a group: `gpustore tree` lists its arrays" in err
+
+
+def test_chunks_of_n5_are_known_by_their_keys(gpustore_command, tmp_path):
+    metadata = {"dimensions": [4, 6], "blockSize": [2, 2], "dataType": "int8"}
+    spec = {"driver": "n5", "kvstore": f"file://{tmp_path}/a/", "metadata": metadata}
+    spec["metadata"]["compression"] = {"type": "raw"}
+    store = gpustore.open(spec, create=True).result()
+    store[:2, 2:4] = 1
+    _, out, _ = gpustore_command("chunks", tmp_path / "a", "--json")
+    assert json.loads(out)["stored"] == {"0/1": 16}
+    code, out, _ = gpustore_command("verify", tmp_path / "a")
+    assert (code, "1 of 6 chunks" in out) == (0, True)
+
+
+def test_chunks_of_images_are_none_that_keys_tell(gpustore_command, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.new("L", (4, 4)).save(tmp_path / "a.png")
+    code, _, err = gpustore_command("chunks", tmp_path / "a.png")
+    expected = "chunks of Zarr and N5 are known by their keys, those of png not"
+    assert (code, err) == (1, f"gpustore: error: {expected}\n")

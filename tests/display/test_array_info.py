@@ -1,6 +1,7 @@
 """``store.info``: facts about opened arrays."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,3 +145,27 @@ def test_info_tells_which_decoder_of_a_device_fails(tmp_path):
     assert texts["library"] == "emulated library"
     assert texts["missing"] == info.decoding["shortcoming"]
     assert texts["missing"].endswith("the host decodes deflate")
+
+
+def test_stored_values_of_other_formats_are_counted_without_their_metadata(tmp_path):
+    compression = {"type": "gzip", "level": 3}
+    metadata = {"dimensions": [4], "blockSize": [2], "dataType": "int8", "compression": compression}
+    n5 = {"driver": "n5", "metadata": metadata}
+    scale = {"size": [4, 1, 1], "chunk_size": [2, 1, 1], "encoding": "raw", "resolution": [1, 1, 1]}
+    volume = {"type": "image", "data_type": "int8", "num_channels": 1}
+    volumes = {"multiscale_metadata": volume, "scale_metadata": scale}
+    precomputed = {"driver": "neuroglancer_precomputed", **volumes}
+    for spec, codec in ((n5, "gzip (level 3, useZlib false)"), (precomputed, "raw")):
+        spec["kvstore"] = f"file://{tmp_path}/{spec['driver']}/"
+        store = gpustore.open(spec, create=True).result()
+        store.write(1).result()
+        facts = dict(store.info.facts())
+        assert facts["codecs"] == codec
+        assert facts["chunks stored"].startswith("2 of 2, ")
+
+
+def test_shards_that_are_no_boxes_are_counted_without_their_possible_number(tmp_path):
+    store = gpustore.create_array(f"{tmp_path}/a|zarr3:", shape=[4], dtype="int8").result()
+    info = replace(store.info, values_stored=3, values_possible=1)
+    assert dict(info.facts())["chunks stored"].startswith("3")
+    assert "of" not in dict(info.facts())["chunks stored"]
