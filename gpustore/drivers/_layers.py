@@ -271,9 +271,10 @@ class Layers(Sequence[Layer]):
         if self.axis is not None:
             labels.insert(self.axis, "")
         low, high = self.bounds
+        bounds = [_hull(*column) for column in zip(low.T, high.T, strict=True)]
         return IndexDomain(
-            inclusive_min=low.min(axis=0).tolist(),
-            exclusive_max=high.max(axis=0).tolist(),
+            inclusive_min=[first for first, _ in bounds],
+            exclusive_max=[stop for _, stop in bounds],
             labels=labels,
         )
 
@@ -329,6 +330,14 @@ def _with_dimension(transform: IndexTransform, at: int, index: int) -> IndexTran
 def _inserted(column: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     """Return what most layers of a stack have in common, with one value more."""
     return (*column[:at], value, *column[at:])
+
+
+def _hull(low: Integers, high: Integers) -> tuple[int, int]:
+    """Return the bounds of the hull of intervals: of those with elements, else the last one."""
+    some = low < high
+    if not some.any():
+        return int(low[-1]), int(high[-1])
+    return int(low[some].min()), int(high[some].max())
 
 
 def each_layer(count: int) -> Iterator[tuple[int, prefixing]]:

@@ -405,7 +405,7 @@ class ChunkedDriver:
 
     def in_transaction(self, transaction: Transaction | None) -> ChunkedDriver:
         """Return the array with all operations in a transaction, or in none."""
-        return self.origin.bound(self, transaction)
+        return self.origin.bound(self.latest, transaction)
 
     def resolve(self, bound: float = math.inf) -> ChunkedDriver:
         """Read the metadata again and return the driver with them; only the shape may differ.
@@ -469,7 +469,7 @@ class ChunkedDriver:
             raise MetadataError("Resize not supported because assume_metadata was specified")
         outputs = request.output(transform)
         if outputs is None:
-            return self
+            return self.resolve()
         if not self.array.chain.layout.is_dense and not request.resize_tied_bounds:
             raise MismatchError(
                 "Resize operation would affect other fields but `resize_tied_bounds` was not "

@@ -66,6 +66,7 @@ from gpustore.runtime.future import Future
 from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.runtime.then import then
+from gpustore.runtime.transaction import Transaction
 from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -279,6 +280,10 @@ class DownsampleDriver(OverBase):
         """View of the base with the shape that it was given last in its context; no I/O."""
         base = latest_of(self.base)
         return self if base is self.base else self._over(base)
+
+    def in_transaction(self, transaction: Transaction | None) -> DownsampleDriver:
+        """Return the view over the base in a transaction."""
+        return self._over(self.base.in_transaction(transaction))
 
     def _over(self, base: Driver) -> DownsampleDriver:
         """Return the view over the base with other bounds; explicit ones stay as they are."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
-from gpustore.drivers.base import Driver
+from gpustore.drivers.base import Driver, placed_again
 from gpustore.errors import UnsupportedError
 from gpustore.hierarchy.attributes import Attributes
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMethod
@@ -137,7 +137,11 @@ class OpenedArray(IndexedView):
             If the store belongs to a transaction that is not committed.
         """
         check_rebinding(self.transaction, transaction)
-        return self._of(self._driver.in_transaction(transaction), self._transform)  # type: ignore[attr-defined,no-any-return]
+        driver = self._driver.in_transaction(transaction)
+        transform = self._transform
+        if driver.domain is not self._driver.domain:  # Another object has resized it.
+            transform = placed_again(transform, driver)
+        return self._of(driver, transform)  # type: ignore[attr-defined,no-any-return]
 
     @property
     def attrs(self) -> Attributes:

@@ -1,5 +1,6 @@
 """The stack driver and the views made with it, with TensorStore as oracle."""
 
+import itertools
 import pickle
 import re
 
@@ -484,3 +485,14 @@ def test_views_are_in_one_transaction(library):
         library.stack([layer], transaction=3)
     with pytest.raises(NotImplementedError, match="does not support transactions"):
         library.stack([library.array([1])], transaction=library.Transaction())[0].write(3).result()
+
+
+def test_layers_without_elements_have_no_part_in_the_domain():
+    """The last of them has, where there are no others."""
+    found = []
+    for lib in LIBRARIES:
+        store = lib.array([1, 2, 3, 4])
+        parts = [store[3:3], store[1:3], store[2:4], store[1:1].translate_by[5]]
+        chosen = [some for n in (1, 2, 3) for some in itertools.product(parts, repeat=n)]
+        found.append([str(lib.overlay(some).domain) for some in chosen])
+    assert found[0] == found[1]

@@ -41,6 +41,29 @@ def test_views_have_the_bounds_of_now(name, extent):
     assert found[0] == found[1]
 
 
+@each("name", [*VIEWS])
+@each("extent", [5, 2, None])
+def test_views_in_a_transaction_have_the_bounds_of_now(name, extent):
+    """Also what a resize returns that changes nothing."""
+    found = []
+    for lib in LIBRARIES:
+        metadata = {"shape": [3], "data_type": "int32", "fill_value": 1}
+        spec = {"driver": "zarr3", "kvstore": "memory://a/", "metadata": metadata}
+        store = lib.open(spec, create=True, context=lib.Context()).result()
+        newest = store.resize(exclusive_max=[extent]).result()
+        said = [str(store.resize(exclusive_max=[None]).result().domain)]
+        if extent != 2 or name not in ("stack", "overlay"):
+            with lib.Transaction() as transaction:
+                view = VIEWS[name](lib, store).with_transaction(transaction)
+                said.append(view.read().result().tolist())
+                if view.writable:
+                    view.write(7).result()
+                    said.append(view.read().result().tolist())
+            said.append(newest.read().result().tolist())
+        found.append(said)
+    assert found[0] == found[1]
+
+
 @each("elements", [7, [1, 2, 3], [1, 2], [1, 2, 3, 4, 5]])
 @each("extent", [5, 2])
 @each("name", ["itself", "a part", "cast"])
