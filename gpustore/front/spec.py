@@ -494,6 +494,13 @@ def _layers(driver: DriverSpec) -> list[Spec]:
     return [Spec._make(*layer) for layer in getattr(driver, "layers", ())]
 
 
+def _drop_dtype(json: dict[str, Any]) -> None:
+    """Remove the data type from the JSON of a spec, and of a stack from that of its layers."""
+    json.pop("dtype", None)
+    for layer in json.get("layers", ()):
+        _drop_dtype(layer)
+
+
 def _driver_json(
     driver: DriverSpec, mode: OpenMode, *, include_defaults: bool
 ) -> dict[str, JsonValue]:
@@ -507,7 +514,7 @@ def _driver_json(
         if below is not None:
             base["transform"] = below.to_json()
         if hasattr(driver, "base_transform"):
-            base.pop("dtype", None)  # So is this.
+            _drop_dtype(base)  # So is this.
         context = getattr(driver, "context", None)
         if context is not None:
             base["context"] = context.to_json(include_defaults)

@@ -439,3 +439,27 @@ def test_integers_of_64_bits_are_summed_exactly():
 def round_half_even(total, count):
     quotient, rest = divmod(total, count)
     return quotient + (2 * rest > count or (2 * rest == count and quotient % 2 == 1))
+
+
+NESTED = {
+    "stack": lambda lib, store: lib.stack([store]),
+    "stack of a stack": lambda lib, store: lib.stack([lib.stack([store])]),
+    "stack of a cast": lambda lib, store: lib.stack([lib.cast(store, lib.float32)]),
+    "stack of a downsample": lambda lib, store: lib.stack([lib.downsample(store, [2], "max")]),
+    "cast of a stack": lambda lib, store: lib.cast(lib.stack([store]), lib.float32),
+}
+
+
+@each("name", NESTED)
+def test_specs_over_stacks_tell_the_data_type_once(name):
+    found = []
+    for lib in LIBRARIES:
+        spec = {"driver": "zarr3", "kvstore": "memory://a/"}
+        metadata = {"shape": [4], "data_type": "int32"}
+        context = lib.Context()
+        store = lib.open(spec | {"metadata": metadata}, create=True, context=context).result()
+        base = NESTED[name](lib, store)
+        view = lib.downsample(base, [1] * (base.rank - 1) + [2], "min")
+        found.append(view.spec().to_json())
+        assert lib.open(found[-1], context=context).result().dtype.name == view.dtype.name
+    assert found[0] == found[1]
