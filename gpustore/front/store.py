@@ -31,6 +31,8 @@ from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
 
+_new = object.__new__
+
 _S = TypeVar("_S", bound="TensorStore")
 _Library = Literal["numpy", "cupy", "torch", "jax"]
 
@@ -57,7 +59,7 @@ class TensorStore(ShownArray):
 
     @classmethod
     def _of(cls, driver: Driver, transform: IndexTransform) -> Self:
-        store = cls.__new__(cls)
+        store = _new(cls)
         store._driver = driver
         store._transform = transform
         return store
@@ -73,7 +75,7 @@ class TensorStore(ShownArray):
             If an index is outside explicit bounds; implicit ones are checked on reading.
         """
         try:
-            return self._through(self._transform[index])
+            return self._of(self._driver, self._transform[index])
         except OutOfBoundsError as error:
             if not error.status:
                 raise  # What does not fit is the expression, whichever way indices count.

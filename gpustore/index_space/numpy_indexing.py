@@ -21,7 +21,7 @@ from gpustore.errors import GpustoreError, MetadataError, OutOfBoundsError
 from gpustore.index_space.bounds import Box, check_constant, explicitly_empty, propagate
 from gpustore.index_space.composition import compose_maps
 from gpustore.index_space.domain import IndexDomain, make_domain
-from gpustore.index_space.interval import INF, INF_STOP, MAX_RANK, check_rank, strided_slice
+from gpustore.index_space.interval import INF, INF_STOP, check_rank, strided_slice
 from gpustore.index_space.numpy_index import Arrays, Joint, Slice, Term, joint_of, parse_terms
 from gpustore.index_space.output_map import (
     OutputIndexMap,
@@ -56,11 +56,6 @@ def index_maps(
     IndexError
         If the index is out of bounds or no index expression.
     """
-    rank = len(maps)
-    if type(index) is tuple and len(index) == rank and maps is identity_maps(rank):
-        found = _index_inside(domain, index)
-        if found is not None:
-            return found
     terms, with_arrays = parse_terms(index)
     try:
         if with_arrays:
@@ -68,47 +63,6 @@ def index_maps(
         return _index_affine(domain, maps, terms)
     except MetadataError as error:
         raise OutOfBoundsError(error.text, status="") from None
-
-
-def _index_inside(
-    domain: IndexDomain, index: tuple[Any, ...]
-) -> tuple[IndexDomain, OutputIndexMaps] | None:
-    """Index each dimension by an integer or ``start:stop`` inside its bounds; None for others.
-
-    Most indices are of this kind. Others, and those outside, take the steps above.
-    """
-    low: list[int] = []
-    high: list[int] = []
-    constants = False
-    box = domain.box
-    for item, first, end in zip(index, box[0], box[1]):
-        if type(item) is slice:
-            start, stop = item.start, item.stop
-            if item.step is not None or type(start) is not int or type(stop) is not int:
-                return None
-            if not _NEGATIVE < first <= start <= stop <= end < INF:
-                return None
-            low.append(start)
-            high.append(stop)
-        elif type(item) is int and _NEGATIVE < first <= item < end < INF:
-            constants = True
-        else:
-            return None
-    labels, rank = domain.labels, len(low)
-    maps = identity_maps(rank)
-    if constants:
-        labels = tuple([one for one, item in zip(labels, index) if type(item) is slice])
-        kept = iter(maps)
-        maps = OutputIndexMaps(
-            [next(kept) if type(item) is slice else constant_map(item) for item in index]
-        )
-    explicit = _EXPLICIT[rank]
-    return make_domain(Box(tuple(low), tuple(high), explicit, explicit), labels), maps
-
-
-_NEGATIVE = -INF
-
-_EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 
 
 def _extra_dims(domain: IndexDomain, consumed: int, added: int) -> int:

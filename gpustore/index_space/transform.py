@@ -9,13 +9,14 @@ Source: ``IndexTransform`` of TensorStore (``tensorstore/index_space/index_trans
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from operator import sub
 from typing import Any, overload
 
 import gpustore.index_space.interval as interval
 from gpustore.errors import MetadataError, OutOfBoundsError
 from gpustore.index_space.accessor import IndexAccessors
 from gpustore.index_space.bounds import (
+    Box,
     box_from_arguments,
     integers,
     propagate,
@@ -25,13 +26,14 @@ from gpustore.index_space.dim import Dim
 from gpustore.index_space.dimension_operation import operated, reordered_maps
 from gpustore.index_space.domain import IndexDomain, make_domain
 from gpustore.index_space.evaluation import evaluate
-from gpustore.index_space.interval import INF, format_interval
+from gpustore.index_space.interval import INF, MAX_RANK, format_interval
 from gpustore.index_space.json import box_from_json, box_to_json, maps_from_json, maps_to_json
 from gpustore.index_space.map_check import checked_maps
 from gpustore.index_space.numpy_indexing import index_maps
 from gpustore.index_space.output_map import (
     OutputIndexMap,
     OutputIndexMaps,
+    constant_map,
     format_array,
     identity_maps,
 )
@@ -44,9 +46,11 @@ _NAMES = {
 _KEYWORDS = {*_NAMES.values(), "implicit_lower_bounds", "implicit_upper_bounds"} - {"input_rank"}
 
 
-@dataclass(frozen=True, slots=True, init=False, repr=False)
 class IndexTransform(IndexAccessors):
     """Map from each index of its domain to an output index; immutable and hashable.
+
+    Transforms of parts of an array are many, and few are looked at: domain and maps of an index of
+    integers and slices are made when somebody asks for them.
 
     Parameters
     ----------
@@ -82,8 +86,15 @@ class IndexTransform(IndexAccessors):
     (5,)
     """
 
-    domain: IndexDomain
-    output: OutputIndexMaps
+    __slots__ = ("_domain", "_high", "_index", "_is_identity", "_labels", "_low", "_output")
+
+    _domain: IndexDomain | None  # None until it is asked for: both bounds are explicit then
+    _low: tuple[int, ...]
+    _high: tuple[int, ...]
+    _labels: tuple[str, ...]
+    _output: OutputIndexMaps | None  # None until they are asked for
+    _index: tuple[int | slice, ...]  # Of integers and slices; it tells the maps, if they are None.
+    _is_identity: bool  # whether `output` is `identity_maps`
 
     @overload
     def __init__(
@@ -132,13 +143,43 @@ class IndexTransform(IndexAccessors):
                 maps = identity_maps(len(domain.box.inclusive_min))
             else:
                 maps = checked_maps(domain.box, output)
-        object.__setattr__(self, "domain", domain)
-        object.__setattr__(self, "output", maps)
+        _fill(self, domain, maps)
+
+    @property
+    def domain(self) -> IndexDomain:
+        """Domain of the transform."""
+        domain = self._domain
+        if domain is None:
+            explicit = _EXPLICIT[len(self._low)]
+            box = Box(self._low, self._high, explicit, explicit)
+            domain = self._domain = make_domain(box, self._labels)
+        return domain
+
+    @property
+    def output(self) -> OutputIndexMaps:
+        """Output index map of each output dimension."""
+        output = self._output
+        if output is None:
+            kept = iter(identity_maps(len(self._low)))
+            maps = [next(kept) if type(x) is slice else constant_map(x) for x in self._index]
+            output = self._output = OutputIndexMaps(maps)
+        return output
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IndexTransform):
+            return NotImplemented
+        return (self.domain, self.output) == (other.domain, other.output)
+
+    def __hash__(self) -> int:
+        return hash((self.domain, self.output))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (make_transform, (self.domain, self.output))
 
     @property
     def input_rank(self) -> int:
         """Number of input dimensions."""
-        return len(self.domain.labels)
+        return len(self._low)
 
     ndim = input_rank
 
@@ -150,14 +191,14 @@ class IndexTransform(IndexAccessors):
     @property
     def input_inclusive_min(self) -> tuple[int, ...]:
         """First index of each input dimension, ``-inf`` if unbounded."""
-        return self.domain.inclusive_min
+        return self._low
 
     origin = input_origin = input_inclusive_min
 
     @property
     def input_exclusive_max(self) -> tuple[int, ...]:
         """One more than the last index of each input dimension, ``inf + 1`` if unbounded."""
-        return self.domain.exclusive_max
+        return self._high
 
     @property
     def input_inclusive_max(self) -> tuple[int, ...]:
@@ -167,7 +208,7 @@ class IndexTransform(IndexAccessors):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Size of each input dimension, in elements."""
-        return self.domain.shape
+        return tuple(map(sub, self._high, self._low))
 
     shape = input_shape
 
@@ -179,7 +220,7 @@ class IndexTransform(IndexAccessors):
     @property
     def input_labels(self) -> tuple[str, ...]:
         """Label of each input dimension, ``""`` for none."""
-        return self.domain.labels
+        return self._labels
 
     @property
     def implicit_lower_bounds(self) -> tuple[bool, ...]:
@@ -239,6 +280,10 @@ class IndexTransform(IndexAccessors):
         kind = type(index)
         # Of the many indices that are plain no more is asked.
         if kind is tuple or kind is slice:
+            if self._is_identity and kind is tuple and len(index) == len(self._low):
+                found = self._index_inside(index)
+                if found is not None:
+                    return found
             return make_transform(*index_maps(self.domain, self.output, index))
         if isinstance(index, (IndexTransform, IndexDomain, Expression)):
             try:
@@ -254,6 +299,44 @@ class IndexTransform(IndexAccessors):
             except MetadataError as error:
                 raise OutOfBoundsError(error.text, status="") from None
         return make_transform(*index_maps(self.domain, self.output, index))
+
+    def _index_inside(self, index: tuple[Any, ...]) -> IndexTransform | None:
+        """Index each dimension of an identity by an integer or ``start:stop`` inside its bounds.
+
+        Returns
+        -------
+        IndexTransform or None
+            None for other indices, and for those outside.
+        """
+        low: list[int] = []
+        high: list[int] = []
+        for item, first, end in zip(index, self._low, self._high):
+            if type(item) is slice:
+                start = item.start
+                stop = item.stop
+                if type(start) is not int or type(stop) is not int or item.step is not None:
+                    return None
+                if not _NEGATIVE < first <= start <= stop <= end < INF:
+                    return None
+                low.append(start)
+                high.append(stop)
+            elif type(item) is not int or not _NEGATIVE < first <= item < end < INF:
+                return None
+        found = _new(IndexTransform)
+        found._low = tuple(low)
+        found._high = tuple(high)
+        found._domain = None
+        if len(low) == len(index):
+            found._labels = self._labels
+            found._output = self._output
+            found._is_identity = True
+        else:
+            kept = [one for one, item in zip(self._labels, index) if type(item) is slice]
+            found._labels = tuple(kept)
+            found._index = index
+            found._output = None
+            found._is_identity = False
+        return found
 
     def _compose(self, inner: IndexTransform) -> IndexTransform:
         if inner.output_rank != self.input_rank:
@@ -318,15 +401,26 @@ class IndexTransform(IndexAccessors):
 
 
 _new = object.__new__
-_set = object.__setattr__
+
+_NEGATIVE = -INF
+
+_EXPLICIT = tuple((False,) * rank for rank in range(MAX_RANK + 1))
 
 
 def make_transform(domain: IndexDomain, output: OutputIndexMaps) -> IndexTransform:
     """Return a transform of domain and maps that were checked."""
     transform = _new(IndexTransform)
-    _set(transform, "domain", domain)
-    _set(transform, "output", output)
+    _fill(transform, domain, output)
     return transform
+
+
+def _fill(transform: IndexTransform, domain: IndexDomain, output: OutputIndexMaps) -> None:
+    transform._domain = domain
+    transform._low = domain.inclusive_min
+    transform._high = domain.exclusive_max
+    transform._labels = domain.labels
+    transform._output = output
+    transform._is_identity = output is identity_maps(len(domain.labels))
 
 
 def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:

@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any
 
 from gpustore.backends.base import NEW, Chunks, Memory, Output, Sink
+from gpustore.backends.host.memory import new_array
 from gpustore.backends.native.request import MOST_ROWS, strided_maps
 from gpustore.errors import GpustoreError
 from gpustore.index_space import IndexTransform
@@ -51,7 +52,7 @@ from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.future import Future
-from gpustore.runtime.statistics import STATISTICS
+from gpustore.runtime.statistics import STATISTICS, count_read
 from gpustore.strict_json.parsing import text
 
 NAMED_KEYS = 10
@@ -103,7 +104,7 @@ def read(
     """
     one = strided_read(array, transform, output)
     if one is not None:
-        STATISTICS.add(reads=1, chunks_planned=one.rows)
+        count_read(one.rows)
         return one.ask()
     shape = tuple(transform.domain.shape)
     backend = array.backend
@@ -117,7 +118,7 @@ def read(
         plans = plans_of(array, transform, memory.strides)
         result = output.array
     rows = sum([plan.rows for _, plan in plans])
-    STATISTICS.add(reads=1, chunks_planned=rows)
+    count_read(rows)
     plans = with_decoder(plans)
     resident = resident_tables(plans, transform)
 
@@ -157,23 +158,25 @@ def strided_read(
     if maps is None or maps[0] > min(MOST_ROWS, array.limits.chunks_per_request):
         return None
     rows, words = maps
-    memory: Any
     if output is NEW:  # Most are, and there are many.
-        memory = array.backend.empty(transform.domain.shape, array.dtype, "C")
-        result = memory.array
-    else:
-        memory = output.memory(array.backend, transform.domain.shape, array.dtype)
-        result = output.filled(memory)
-    return StridedRead(array, transform, rows, words, memory, result, _read_again)
+        result = new_array(transform.input_shape, array.dtype)
+        return _Read(array, transform, rows, words, None, result)
+    memory = output.memory(array.backend, transform.input_shape, array.dtype)
+    return _Read(array, transform, rows, words, memory, output.filled(memory))
 
 
-def _read_again(one: StridedRead) -> Future[Any]:
-    """Begin a read anew, with a plan in Python."""
-    array, memory, result = one.array, one.memory, one.result
-    plans = array.plans(one.transform, memory.strides)
-    sink = sink_of(array, plans, [memory])
-    tasks = [task for some, plan in plans for task in _tasks(some, plan, memory, sink)]
-    return sink.run(array.executor, tasks, lambda: result)
+class _Read(StridedRead):
+    """A read that is repeated with a plan in Python."""
+
+    __slots__ = ()
+
+    def again(self) -> Future[Any]:
+        """Begin the read anew."""
+        array, memory, result = self.array, self.memory, self.result
+        plans = array.plans(self.transform, memory.strides)
+        sink = sink_of(array, plans, [memory])
+        tasks = [task for one, plan in plans for task in _tasks(one, plan, memory, sink)]
+        return sink.run(array.executor, tasks, lambda: result)
 
 
 def _tasks(

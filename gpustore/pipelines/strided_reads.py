@@ -21,7 +21,7 @@ from functools import partial
 from operator import call
 from typing import Any
 
-from gpustore.backends.host.memory import HostMemory
+from gpustore.backends.host.memory import HostMemory, memory_of
 from gpustore.backends.native.job import NO_COUNTS, Counts
 from gpustore.backends.native.request import MOST_ROWS, Request
 from gpustore.index_space import IndexTransform
@@ -64,15 +64,13 @@ class StridedRead:
         Array with native constants.
     rows : int
         Number of chunks that the read touches.
-    transform, words, memory
+    transform, words, out
         See :class:`gpustore.backends.native.request.StridedItem`.
     result : object
         Result of the read: the array that is filled, or the object of the caller.
-    again : callable
-        Begins the read anew, with a plan in Python.
     """
 
-    __slots__ = ("again", "array", "memory", "result", "rows", "transform", "words")
+    __slots__ = ("array", "out", "result", "rows", "transform", "words")
 
     def __init__(
         self,
@@ -80,17 +78,24 @@ class StridedRead:
         transform: IndexTransform,
         rows: int,
         words: Sequence[int],
-        memory: HostMemory,
+        out: HostMemory | None,
         result: Any,
-        again: Callable[[StridedRead], Future[Any]],
     ) -> None:
         self.array = array
         self.transform = transform
         self.rows = rows
         self.words = words
-        self.memory = memory
+        self.out = out
         self.result = result
-        self.again = again
+
+    @property
+    def memory(self) -> HostMemory:
+        """Memory of the array that is filled."""
+        return memory_of(self.result) if self.out is None else self.out
+
+    def again(self) -> Future[Any]:
+        """Begin the read anew, with a plan in Python."""
+        raise NotImplementedError
 
     def ask(self) -> Future[Any]:
         """Return the Future of the read, which waits in the queue of its array."""
@@ -125,7 +130,7 @@ class StridedRead:
         assert native is not None
         counts = Request(native, [self], array.key_directory()).read_now()
         if counts is None or counts.left:
-            return self.again(self)
+            return self.again()
         count(counts)
         return self.result
 
@@ -134,14 +139,14 @@ class StridedRead:
         array = self.array
         planned = _plan(array, [self], MOST_ROWS)
         if planned is None:
-            return self.again(self)
+            return self.again()
         request, threads, _ = planned
         end = begin_amount("bytes_decoded", request.decoded)
 
         def finish() -> Any:
             counts, _ = request.end()
             end(partial(count, NO_COUNTS if counts.left else counts))
-            return self.again(self) if counts.left else self.result
+            return self.again() if counts.left else self.result
 
         work = partial(_work, request, ())
         tasks, helped = [work] * threads, array.is_helped
@@ -221,7 +226,7 @@ def _begin_together(
             try:
                 rest.popleft()
                 if is_left:
-                    _follow(future, partial(one.again, one))
+                    _follow(future, one.again)
                 else:
                     future._finish(one.result, None)
             except BaseException:  # Ctrl-C: the read may have begun anew, it must not do so twice.

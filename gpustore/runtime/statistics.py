@@ -224,6 +224,11 @@ STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counters of all operations of this process."""
 
 
+def count_read(chunks: int) -> None:
+    """Count a read of an array that touches so many chunks."""
+    STATISTICS.add(reads=1, chunks_planned=chunks)
+
+
 def operation(begin: Callable[[], T], kind: type[Operation] = ReadOperation) -> T:
     """Call `begin`, which begins an operation or, within another one, a part of that one."""
     outer = CURRENT.operation

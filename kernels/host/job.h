@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 52659749221400764;
+constexpr i64 ABI = 22337512472787841;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -211,10 +211,10 @@ struct Map {
 struct Item {
     Target out;
     i64 rank;                 // of its domain
-    // Follow: a Map for each dimension of the array read; then, for each dimension of the domain, its
-    // first indices, its extents, and the bytes between neighbours in the array filled.
-
-    const Map* maps() const { return reinterpret_cast<const Map*>(this + 1); }
+    i64 has_maps, has_strides;  // 0: the identity; and C order without gaps
+    // Follow: a Map for each dimension of the array read, if there are maps; then, for each dimension of the
+    // domain, its first indices, its ends, and, if there are strides, the bytes between neighbours in the
+    // array filled.
 };
 
 // Reads of one array that the core plans by itself, together.

@@ -16,12 +16,13 @@ namespace gpustore {
 
 constexpr i64 UNIT_NBYTES = 1 << 20;  // of decoded chunks that are read without a look at the time
 
-// Runs of one dimension of the domain during which no chunk changes. A run has the cell of each
-// array dimension that follows it, in the order of `outputs`.
+// Runs of one dimension of the domain during which no chunk changes; or a constant, which is one run. They are
+// parts of columns that all reads share: first of these, and of the cells of the runs, of which each has one for
+// each array dimension that follows it.
 struct Runs {
-    std::vector<i64> outputs, cells;
-    std::vector<i64> src, dst, count;
-    bool is_constant = false;
+    std::size_t begin, count;
+    std::size_t outputs_begin, outputs, cells_begin;
+    bool is_constant;
 };
 
 // A job together with all it refers to but the request.
@@ -39,18 +40,16 @@ public:
     // Fills `planned`; false if there are more regions than the request allows, or an index that is
     // not in the array.
     bool plan(PlannedJob& planned) {
-        std::vector<std::vector<Runs>> items;
-        const Item* item = request_.items();
-        for (i64 i = 0; i < request_.count; i++, item = next(*item)) rank_ = std::max(rank_, item->rank);
-        item = request_.items();
-        for (i64 i = 0; i < request_.count; i++, item = next(*item)) {
-            items.emplace_back();
-            if (!add_item(*item, items.back(), planned)) return false;
-        }
+        find_views();
+        const std::size_t count = views_.size(), strides = count * static_cast<std::size_t>(rank_);
+        planned.src_stride.assign(strides, 0), planned.dst_stride.assign(strides, 0);
+        for (std::size_t number = 0; number < count; number++)
+            if (!add_item(views_[number], number, planned)) return false;
         // Columns of the regions: cells, first bytes in chunk and array, counts, number of the array.
         planned.columns.assign(static_cast<std::size_t>((array_.rank + 2 + rank_ + 1) * regions_), 0);
-        i64 at = 0, number = 0;
-        for (const std::vector<Runs>& runs : items) at += write_regions(runs, at, number++, planned.columns.data());
+        i64 at = 0;
+        for (std::size_t number = 0; number < count; number++)
+            at += write_regions(views_[number], at, static_cast<i64>(number), planned.columns.data());
         std::vector<i64> keys = {0, regions_};  // edges of the rows that share a key
         if (request_.count > 1 || array_.levels) {
             if (!sort(planned, keys)) return false;
@@ -82,11 +81,28 @@ public:
     }
 
 private:
-    // First indices, extents and strides in the array that is filled.
-    const i64* domain(const Item& item) const { return reinterpret_cast<const i64*>(item.maps() + array_.rank); }
+    // An item of the request, with the maps and strides that it does not give, and its runs.
+    struct View {
+        const Item* item;
+        const Map* maps;
+        const i64 *low, *high, *stride;  // no strides: C order
+        std::size_t runs_begin, runs_end;
+    };
 
-    const Item* next(const Item& item) const {
-        return reinterpret_cast<const Item*>(domain(item) + 3 * item.rank);
+    void find_views() {
+        for (i64 o = 0; o < array_.rank; o++) identity_.push_back({o, 0, 1});
+        views_.reserve(static_cast<std::size_t>(request_.count));
+        const i64* at = reinterpret_cast<const i64*>(request_.items());
+        for (i64 i = 0; i < request_.count; i++) {
+            const Item* item = reinterpret_cast<const Item*>(at);
+            at = reinterpret_cast<const i64*>(item + 1);
+            View view = {item, identity_.data(), nullptr, nullptr, nullptr, 0, 0};
+            if (item->has_maps) view.maps = reinterpret_cast<const Map*>(at), at += 3 * array_.rank;
+            view.low = at, view.high = at += item->rank, at += item->rank;
+            if (item->has_strides) view.stride = at, at += item->rank;
+            views_.push_back(view);
+            rank_ = std::max(rank_, item->rank);
+        }
     }
 
     bool is_inside(i64 dimension, i64 position) const {
@@ -94,15 +110,19 @@ private:
     }
 
     // Finds the runs of one array that is filled, and counts its regions.
-    bool add_item(const Item& item, std::vector<Runs>& runs, PlannedJob& planned) {
-        if (!add_constants(item, runs)) return false;
-        for (i64 d = 0; d < item.rank; d++)
-            if (!add_runs(item, runs, d, planned)) return false;
-        for (i64 d = item.rank; d < rank_; d++) planned.src_stride.push_back(0), planned.dst_stride.push_back(0);
-        planned.out.push_back(item.out);
+    bool add_item(View& view, std::size_t number, PlannedJob& planned) {
+        const i64 rank = view.item->rank;
+        view.runs_begin = runs_.size();
+        i64* src_stride = planned.src_stride.data() + number * static_cast<std::size_t>(rank_);
+        i64* dst_stride = planned.dst_stride.data() + number * static_cast<std::size_t>(rank_);
+        if (!find_strides(view, dst_stride) || !add_constants(view)) return false;
+        for (i64 d = 0; d < rank; d++)
+            if (!add_runs(view, d, src_stride[d], dst_stride[d])) return false;
+        view.runs_end = runs_.size();
+        planned.out.push_back(view.item->out);
         i64 regions = 1;
-        for (const Runs& one : runs) {
-            const i64 n = static_cast<i64>(one.count.size());
+        for (std::size_t i = view.runs_begin; i < view.runs_end; i++) {
+            const i64 n = static_cast<i64>(runs_[i].count);
             if (n == 0 || regions > request_.most_rows / n) return false;
             regions *= n;
         }
@@ -110,25 +130,37 @@ private:
         return regions_ <= request_.most_rows;
     }
 
-    bool add_constants(const Item& item, std::vector<Runs>& runs) const {
-        for (i64 o = 0; o < array_.rank; o++) {
-            const Map& map = item.maps()[o];
-            if (map.input_dimension >= 0 && map.stride) continue;
-            if (!is_inside(o, map.offset)) return false;
-            const i64 cell = map.offset / array_.chunk_shape[o];
-            const i64 inside = map.offset - cell * array_.chunk_shape[o];
-            runs.push_back({{o}, {cell}, {inside * array_.stride[o]}, {0}, {1}, true});
+    // Bytes between neighbours in the array filled; false if they overflow.
+    bool find_strides(const View& view, i64* stride) const {
+        i64 next = array_.itemsize;
+        for (i64 d = view.item->rank - 1; d >= 0; d--) {
+            stride[d] = view.stride ? view.stride[d] : next;
+            i64 extent;
+            if (__builtin_sub_overflow(view.high[d], view.low[d], &extent)) return false;
+            if (!view.stride && __builtin_mul_overflow(next, extent, &next)) return false;
         }
         return true;
     }
 
-    bool add_runs(const Item& item, std::vector<Runs>& runs, i64 d, PlannedJob& planned) const {
-        const i64 *domain = this->domain(item), low = domain[d], extent = domain[item.rank + d];
-        const i64 dst_stride = domain[2 * item.rank + d];
-        Runs found;
-        i64 src_stride = 0;
+    bool add_constants(const View& view) {
         for (i64 o = 0; o < array_.rank; o++) {
-            const Map& map = item.maps()[o];
+            const Map& map = view.maps[o];
+            if (map.input_dimension >= 0 && map.stride) continue;
+            if (!is_inside(o, map.offset)) return false;
+            const i64 cell = map.offset / array_.chunk_shape[o];
+            const i64 inside = map.offset - cell * array_.chunk_shape[o];
+            runs_.push_back({counts_.size(), 1, outputs_.size(), 1, cells_.size(), true});
+            outputs_.push_back(o), cells_.push_back(cell);
+            srcs_.push_back(inside * array_.stride[o]), dsts_.push_back(0), counts_.push_back(1);
+        }
+        return true;
+    }
+
+    bool add_runs(const View& view, i64 d, i64& src_stride, i64 dst_stride) {
+        const i64 low = view.low[d], extent = view.high[d] - low;
+        Runs found = {counts_.size(), 0, outputs_.size(), 0, cells_.size(), false};
+        for (i64 o = 0; o < array_.rank; o++) {
+            const Map& map = view.maps[o];
             if (map.input_dimension != d || !map.stride) continue;
             // Between two positions that are inside nothing overflows.
             i64 first, last;
@@ -138,60 +170,56 @@ private:
                 __builtin_add_overflow(first, last, &last))
                 return false;
             if (!is_inside(o, first) || !is_inside(o, last) || map.stride == INT64_MIN) return false;
-            found.outputs.push_back(o);
+            outputs_.push_back(o), found.outputs++;
             if (extent > 1) src_stride += array_.stride[o] * map.stride;
         }
         for (i64 at = 0, count; at < extent; at += count) {
-            if (static_cast<i64>(found.count.size()) == request_.most_rows) return false;
+            if (static_cast<i64>(found.count) == request_.most_rows) return false;
             count = extent - at;
             i64 src = 0;
-            for (const i64 o : found.outputs) {
-                const Map& map = item.maps()[o];
+            for (std::size_t i = 0; i < found.outputs; i++) {
+                const i64 o = outputs_[found.outputs_begin + i];
+                const Map& map = view.maps[o];
                 const i64 chunk = array_.chunk_shape[o];
                 const i64 position = map.offset + map.stride * (low + at);
                 const i64 cell = position / chunk, inside = position - cell * chunk;
                 const i64 end = std::min(chunk, array_.shape[o] - cell * chunk) - 1;
-                count = std::min(
-                    count, (map.stride > 0 ? (end - inside) / map.stride : inside / -map.stride) + 1);
-                found.cells.push_back(cell);
+                const i64 steps = map.stride == 1 ? end - inside
+                                  : map.stride > 0 ? (end - inside) / map.stride
+                                                   : inside / -map.stride;
+                count = std::min(count, steps + 1);
+                cells_.push_back(cell);
                 src += array_.stride[o] * inside;
             }
-            found.src.push_back(src), found.dst.push_back(dst_stride * at);
-            found.count.push_back(count);
+            srcs_.push_back(src), dsts_.push_back(dst_stride * at), counts_.push_back(count);
+            found.count++;
         }
-        planned.src_stride.push_back(src_stride), planned.dst_stride.push_back(dst_stride);
-        runs.push_back(std::move(found));
+        runs_.push_back(found);
         return true;
     }
 
     // Writes the product of the runs of one array down, in C order of the runs; returns its size.
-    i64 write_regions(const std::vector<Runs>& runs, i64 begin, i64 number, i64* columns) const {
-        i64 regions = 1, constants = 0;
-        for (const Runs& one : runs) {
-            regions *= static_cast<i64>(one.count.size());
-            constants += one.is_constant;
-        }
+    i64 write_regions(const View& view, i64 begin, i64 number, i64* columns) const {
+        i64 regions = 1;
+        for (std::size_t k = view.runs_begin; k < view.runs_end; k++) regions *= static_cast<i64>(runs_[k].count);
         i64* src = columns + array_.rank * regions_ + begin;
         i64 *dst = src + regions_, *count = dst + regions_;
         for (i64 d = 0; d < rank_; d++) std::fill_n(count + d * regions_, regions, 1);
         std::fill_n(count + rank_ * regions_, regions, number);
         i64 repeat = regions;  // regions during which a run stays
-        for (i64 k = 0; k < static_cast<i64>(runs.size()); k++) {
-            const Runs& one = runs[static_cast<std::size_t>(k)];
-            const i64 n = static_cast<i64>(one.count.size());
-            const i64 outputs = static_cast<i64>(one.outputs.size());
-            repeat /= n;
+        for (std::size_t k = view.runs_begin; k < view.runs_end; k++) {
+            const Runs& one = runs_[k];
+            repeat /= static_cast<i64>(one.count);
             for (i64 row = 0; row < regions;)
-                for (i64 i = 0; i < n; i++)
+                for (std::size_t i = 0; i < one.count; i++)
                     for (const i64 end = row + repeat; row < end; row++) {
-                        src[row] += one.src[static_cast<std::size_t>(i)];
-                        dst[row] += one.dst[static_cast<std::size_t>(i)];
-                        for (i64 j = 0; j < outputs; j++)
-                            columns[one.outputs[static_cast<std::size_t>(j)] * regions_ + begin + row] =
-                                one.cells[static_cast<std::size_t>(i * outputs + j)];
-                        if (k >= constants)
-                            count[(k - constants) * regions_ + row] = one.count[static_cast<std::size_t>(i)];
+                        src[row] += srcs_[one.begin + i], dst[row] += dsts_[one.begin + i];
+                        for (std::size_t j = 0; j < one.outputs; j++)
+                            columns[outputs_[one.outputs_begin + j] * regions_ + begin + row] =
+                                cells_[one.cells_begin + i * one.outputs + j];
+                        if (!one.is_constant) count[row] = counts_[one.begin + i];
                     }
+            if (!one.is_constant) count += regions_;
         }
         return regions;
     }
@@ -290,6 +318,11 @@ private:
     const Array& array_;
     i64 rank_ = 0;     // largest of the domains
     i64 regions_ = 0;  // of all arrays
+    std::vector<Map> identity_;
+    std::vector<View> views_;
+    std::vector<Runs> runs_;
+    std::vector<i64> outputs_, cells_;       // columns of all runs
+    std::vector<i64> srcs_, dsts_, counts_;
 };
 
 }  // namespace gpustore

@@ -85,20 +85,27 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
     LimitError
         If there is not enough memory.
     """
+    array = new_array(shape, dtype, order)
+    # NumPy makes no bytes of references.
+    return memory_of(array) if dtype.hasobject else HostMemory(array, None, 0)
+
+
+def new_array(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> NDArray[Any]:
+    """Allocate an array as :func:`empty` does, which raises the same errors."""
     memory_order: Literal["C", "F"] = "F" if order == "F" else "C"
     try:
-        array = np.empty(shape, dtype, order=memory_order)
+        array: NDArray[Any] = np.empty(shape, dtype, memory_order)
     except (MemoryError, ValueError) as error:
         raise too_large(shape, dtype) from error
     nbytes = array.nbytes
+    if nbytes < SMALLEST_NBYTES:
+        return array
     if nbytes > PHYSICAL_NBYTES:
         # A kernel that overcommits promises any size and kills whoever fills it.
         raise too_large(shape, dtype)
-    if dtype.hasobject:
-        return memory_of(array)  # NumPy makes no bytes of references.
-    if nbytes >= SMALLEST_NBYTES and (memory := retained(nbytes)) is not None:
+    if not dtype.hasobject and (memory := retained(nbytes)) is not None:
         array = np.ndarray(shape, dtype, memory, order=memory_order)
-    return HostMemory(array, None, 0)
+    return array
 
 
 def memory_of(array: NDArray[Any]) -> HostMemory:

@@ -39,7 +39,8 @@ NO_ROOM: Final = 4
 _AT_FIRST: Final = (0,) * 6  # next, finished, and those of Counts but the decoded bytes
 
 
-_BYTE: Final = ctypes.c_char
+_address: Final = ctypes.addressof
+_byte_of: Final[Any] = ctypes.c_char.from_buffer
 
 
 class Counts(NamedTuple):
@@ -58,7 +59,7 @@ NO_COUNTS: Final = Counts(0, 0, 0, 0, 0)
 def address_of(column: NDArray[Any]) -> int:
     """Return the address of the first byte of an array."""
     try:  # A third of the time of the other way, and small reads ask often.
-        return ctypes.addressof(_BYTE.from_buffer(column.data))
+        return _address(_byte_of(column))
     except (TypeError, ValueError):  # Read-only, without elements, or with gaps.
         address: int = column.__array_interface__["data"][0]
         return address

@@ -10,6 +10,7 @@ import struct
 from array import array as numbers
 from collections.abc import Sequence
 from functools import cache
+from operator import lt
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -20,7 +21,6 @@ from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.job import AGAIN, NO_COUNTS, SLICE_NS, Counts, address_of
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
-from gpustore.index_space.interval import MAX_RANK
 from gpustore.index_space.output_map import identity_maps
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
@@ -38,14 +38,18 @@ class StridedItem(Protocol):
     transform : IndexTransform
         Maps the domain of the array that is filled to the array that is read.
     words : sequence of int
-        Its maps: input dimension or -1, offset and stride of each output dimension.
-    memory : HostMemory
-        Array to fill.
+        Its maps: input dimension or -1, offset and stride of each output dimension; empty for the
+        identity.
+    out : HostMemory or None
+        Array to fill; None if it is `result`, in C order without gaps.
+    result : object
+        Result of the read.
     """
 
     transform: IndexTransform
     words: Sequence[int]
-    memory: HostMemory
+    out: HostMemory | None
+    result: Any
 
 
 def strided_maps(
@@ -59,17 +63,15 @@ def strided_maps(
         Number of chunks that the read touches, and the maps as :class:`StridedItem` has them. None
         for reads that are not inside the array, and for diagonals.
     """
-    domain, output = transform.domain, transform.output
+    starts, ends = transform.input_inclusive_min, transform.input_exclusive_max
+    output = transform.output
     rows = 1
     if output is identity_maps(len(shape)):
-        for low, high, size, chunk in zip(
-            domain.inclusive_min, domain.exclusive_max, shape, chunk_shape
-        ):
+        for low, high, size, chunk in zip(starts, ends, shape, chunk_shape):
             if not 0 <= low < high <= size:
                 return None
             rows *= (high - 1) // chunk - low // chunk + 1
-        return rows, _IDENTITIES[len(shape)]
-    starts, extent = domain.inclusive_min, domain.shape
+        return rows, ()
     seen = set()
     words: list[int] = []
     for map_, size, chunk in zip(output, shape, chunk_shape):
@@ -79,7 +81,7 @@ def strided_maps(
                 return None
             words += (-1, offset, 0)
             continue
-        n = extent[d]
+        n = ends[d] - starts[d]
         first = offset + stride * starts[d]
         last = first + stride * (n - 1)
         if not 0 <= first < size or not 0 <= last < size or d in seen:
@@ -87,12 +89,7 @@ def strided_maps(
         seen.add(d)
         rows *= n if not -chunk < stride < chunk else abs(last // chunk - first // chunk) + 1
         words += (d, offset, stride)
-    return (rows, words) if 0 not in extent else None
-
-
-_IDENTITIES: Final = [
-    tuple([word for d in range(rank) for word in (d, 0, 1)]) for rank in range(MAX_RANK + 1)
-]
+    return (rows, words) if all(map(lt, starts, ends)) else None
 
 
 def strided_table(
@@ -117,11 +114,11 @@ def strided_table(
         Rows of the read, one a chunk; bytes between neighbours in a decoded chunk, along each
         dimension of the domain. None if the core does not plan the read.
     """
-    domain = transform.domain
-    low = domain.inclusive_min
+    low, high = transform.input_inclusive_min, transform.input_exclusive_max
     rank = len(low)
     header = (array.address, -1, 0, 0, rows, 1, 0, 1)
-    request = numbers("q", (*header, 0, 0, 0, rank, *maps, *low, *domain.shape, *strides))
+    item = (0, 0, 0, rank, bool(maps), 1, *maps, *low, *high, *strides)
+    request = numbers("q", (*header, *item))
     words: NDArray[np.int64] = np.empty(rows + 1 + (array.rank + 2 + rank) * rows + rank, np.int64)
     here = address_of(words)
     units: int = _core().gpustore_core_table(request.buffer_info()[0], here, len(words))
@@ -165,19 +162,22 @@ class Request:
         header = (array.address, directory.descriptor, directory.resolve, 0, most_rows, threads)
         values = [*header, decoded, count]
         for item in items:
-            memory, domain = item.memory, item.transform.domain
-            flat: Any = memory.flat
-            # As `address_of`, in a fifth of the time.
-            address = ctypes.addressof(ctypes.c_char.from_buffer(flat))
-            low = domain.inclusive_min
-            values += (address, memory.offset, flat.size, len(low), *item.words)
-            values += (*low, *domain.shape, *memory.strides)
-        words = numbers("q")
-        words.frombytes(struct.pack(f"{len(values)}q", *values))
-        at = len(words)
-        words.frombytes(prefix + bytes(8 - len(prefix) % 8))
-        words[3] = words.buffer_info()[0] + 8 * at
-        self._words = words
+            transform, words, out = item.transform, item.words, item.out
+            low, high = transform.input_inclusive_min, transform.input_exclusive_max
+            if out is None:
+                array_ = item.result
+                values += (address_of(array_), 0, array_.nbytes, len(low), bool(words), 0)
+                values += (*words, *low, *high)
+            else:
+                flat = out.flat
+                values += (address_of(flat), out.offset, flat.size, len(low), bool(words), 1)
+                values += (*words, *low, *high, *out.strides)
+        struct_ = numbers("q")
+        struct_.frombytes(struct.pack(f"{len(values)}q", *values))
+        at = len(struct_)
+        struct_.frombytes(prefix + bytes(8 - len(prefix) % 8))
+        struct_[3] = struct_.buffer_info()[0] + 8 * at
+        self._words = struct_
         self._counts = counts
         self._count = count
         self._planned = 0

@@ -184,8 +184,10 @@ def test_a_request(tmp_path):
     assert rows == 4 * 5
     out = memory_of(np.zeros((10, 20), "u2"))
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
-    item = SimpleNamespace(transform=transform, words=maps, memory=out)
-    request = Request(array.native, [item, item], directory, MOST_ROWS, 13)
+    assert maps == ()
+    mapped = SimpleNamespace(transform=transform, words=[0, 0, 1, 1, 0, 1], out=out, result=None)
+    plain = SimpleNamespace(transform=transform, words=maps, out=None, result=out.array)
+    request = Request(array.native, [mapped, plain], directory, MOST_ROWS, 13)
     address = request._words.buffer_info()[0]
     found = at(address, "Request")
     after = address + 8 * len(found)
@@ -196,11 +198,14 @@ def test_a_request(tmp_path):
         "decoded": request._counts.buffer_info()[0] + 8 * Counts._fields.index("decoded"),
     }
     assert list(members("Map")) == ["input_dimension", "offset", "stride"]
-    for address in (after, after + 8 * 16):
-        found = at(address, "Item")
+    bounds = [3, 5, 13, 25]
+    for given, rest in ((1, [0, 0, 1, 1, 0, 1, *bounds, 40, 2]), (0, bounds)):
+        found = at(after, "Item")
         of_out = {"out.memory": data(out.flat), "out.offset": 0, "out.nbytes": 400}
-        assert found == {**of_out, "rank": 2}
-        assert words(address + 8 * len(found), 12) == [0, 0, 1, 1, 0, 1, 3, 5, 10, 20, 40, 2]
+        assert found == {**of_out, "rank": 2, "has_maps": given, "has_strides": given}
+        after += 8 * len(found)
+        assert words(after, len(rest)) == rest
+        after += 8 * len(rest)
 
 
 @needs_core
