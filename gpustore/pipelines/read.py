@@ -155,9 +155,11 @@ def strided_read(
     if array.native is None or array.grid is not None or array.seen is not None:
         return None
     maps = strided_maps(transform, array.shape, array.chunk_shape)
-    if maps is None or maps[0] > min(MOST_ROWS, array.limits.chunks_per_request):
+    if maps is None:
         return None
     rows, words = maps
+    if rows > MOST_ROWS or rows > array.limits.chunks_per_request:
+        return None
     if output is NEW:  # Most are, and there are many.
         result = new_array(transform.input_shape, array.dtype)
         return _Read(array, transform, rows, words, None, result)

@@ -221,6 +221,10 @@ def _begin_together(
     def finish() -> None:
         counts, left = request.end()
         end(partial(add, counts))
+        if not counts.left:
+            for one, future in reads:
+                future._finish(one.result, None)
+            return
         for is_left in left:
             one, future = rest[0]
             try:
@@ -340,8 +344,9 @@ def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
         entries.extend(iter(array.waiting.reads.popleft, None))
     except IndexError:  # The queue is empty; other threads take reads as well.
         pass
+    here = epoch()
     for entry in entries:
-        if isinstance(entry, tuple):
+        if type(entry) is tuple:
             reads.append(entry)
             continue
         future = entry()
@@ -351,7 +356,7 @@ def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
         if future._claim() is None:
             reads.pop()
         else:
-            future._epoch = epoch()
+            future._epoch = here
 
 
 def _forced(entries: Sequence[Any]) -> list[Asked]:
