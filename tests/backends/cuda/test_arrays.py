@@ -223,6 +223,7 @@ def test_chunks_that_stay_on_the_device_are_fetched_once(tmp_path, gpu, chain):
         assert np.array_equal(gpu.to_host(future.result()), elements[part])
         assert future.statistics["key_reads"] == future.statistics["device_cache_misses"] == 0
         assert future.statistics["device_cache_hits"] > 0
+        assert future.statistics["copies"] == 0
 
 
 @pytest.mark.parametrize(
