@@ -461,5 +461,6 @@ def test_specs_over_stacks_tell_the_data_type_once(name):
         base = NESTED[name](lib, store)
         view = lib.downsample(base, [1] * (base.rank - 1) + [2], "min")
         found.append(view.spec().to_json())
-        assert lib.open(found[-1], context=context).result().dtype.name == view.dtype.name
+        if lib is gpustore:  # TensorStore does not pass it on to a cast in a stack.
+            assert lib.open(found[-1], context=context).result().dtype.name == view.dtype.name
     assert found[0] == found[1]
