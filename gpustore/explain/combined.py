@@ -61,7 +61,7 @@ def _counts(values: Sequence[Mapping[str, Bounds]], others: int) -> Mapping[str,
 
 
 _HOW: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **dict.fromkeys(("chunks", "values", "read_chunks", "read_values"), sum),
+    **dict.fromkeys(("chunks", "values", "read_chunks", "read_values", "bytes_encoded"), sum),
     **dict.fromkeys(("refined_by", "codecs", "decoders", "gpu", "gpu_missing"), _each),
     **dict.fromkeys(("library", "shortcoming", "device_reason"), _any),
     # A reason for all that is decoded or encoded, unless another part has none.

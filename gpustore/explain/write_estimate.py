@@ -46,7 +46,7 @@ def estimate_write(
     """
     chain = array.chain
     sums = [_changed(one, plan) for one, plan in plans]
-    changed = _Changed(*map(sum, zip(*sums))) if sums else _Changed(0, 0, 0, 0)
+    changed = _Changed(*map(sum, zip(*sums))) if sums else _Changed(0, 0, 0, 0, 0)
     backend = device_of(array)
     host_reason = decoder_reason = counter = state = shortcoming = None
     if backend is not None:
@@ -74,6 +74,7 @@ def estimate_write(
         read_chunks=changed.read_chunks,
         read_values=changed.read_values,
         bytes_written=array.dtype.itemsize * math.prod(shape),
+        bytes_encoded=changed.nbytes,
         chunk_nbytes=chain.layout.nbytes,
         codecs=_encoders(chain, on_device=encodes),
         host_reason=host_reason,
@@ -91,12 +92,15 @@ def estimate_write(
 
 
 class _Changed(NamedTuple):
-    """Chunks and stored values that a plan changes, and those of them that it covers in part."""
+    """Chunks and stored values that a plan changes, those of them that it covers in part, and the
+    decoded bytes of all these chunks.
+    """
 
     chunks: int
     values: int
     read_chunks: int
     read_values: int
+    nbytes: int
 
 
 def _changed(array: ChunkedArray, plan: ChunkPlan) -> _Changed:
@@ -110,7 +114,8 @@ def _changed(array: ChunkedArray, plan: ChunkPlan) -> _Changed:
             for lo, hi in groups
         )
     chunks, values = len(plan), plan.objects
-    return _Changed(chunks, values, chunks - whole_rows, values - whole_values)
+    nbytes = chunks * array.chain.layout.nbytes
+    return _Changed(chunks, values, chunks - whole_rows, values - whole_values, nbytes)
 
 
 def _rows_of_value(

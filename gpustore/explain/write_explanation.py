@@ -64,6 +64,8 @@ class WriteExplanation:
         read first, and the chunks decoded, if they are stored.
     bytes_written : int
         Size of the array written, in bytes.
+    bytes_encoded : int
+        Size of the chunks, decoded, in bytes.
     chunk_nbytes : int
         Size of a decoded chunk of `chunk_shape`, in bytes.
     codecs : tuple of CodecEncoder
@@ -101,6 +103,7 @@ class WriteExplanation:
     read_chunks: int
     read_values: int
     bytes_written: int
+    bytes_encoded: int
     chunk_nbytes: int
     codecs: tuple[CodecEncoder, ...]
     host_reason: str | None
@@ -116,7 +119,7 @@ class WriteExplanation:
     @property
     def encoded_per_byte(self) -> float:
         """Number of bytes encoded per byte written; 0 for an empty array."""
-        return self.chunks * self.chunk_nbytes / max(1, self.bytes_written)
+        return self.bytes_encoded / max(1, self.bytes_written)
 
     @property
     def advice(self) -> str | None:

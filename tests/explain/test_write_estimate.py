@@ -31,6 +31,8 @@ def check(store, source):
     assert explanation.chunks == found["chunks_planned"]
     assert explanation.read_values == found["key_reads"]
     assert (explanation.shape, explanation.bytes_written) == (elements.shape, elements.nbytes)
+    if explanation.device == "cpu":
+        assert explanation.bytes_encoded == found["bytes_encoded"]
     if explanation.device != "cpu" and explanation.codecs:
         encoded = found["chunks_encoded_device"] + found["host_encodings"]
         assert encoded == explanation.chunks
@@ -44,6 +46,15 @@ def test_writes_of_host_memory(tmp_path, name):
     for part in PARTS:
         explanation = check(store[part], np.asarray)
         assert {one.encoder for one in explanation.codecs} <= {"host"}
+
+
+def test_chunks_of_different_sizes_are_encoded_in_their_own():
+    edges = {"kind": "inline", "chunk_shapes": [[3, 3, 4], [1, 9]]}
+    grid = {"name": "rectilinear", "configuration": edges}
+    spec = {"driver": "zarr3", "kvstore": "memory://e/", "metadata": {"chunk_grid": grid}}
+    store = gpustore.open(spec, create=True, dtype="uint32", shape=[10, 10]).result()
+    assert check(store, np.asarray).encoded_per_byte == 1
+    assert check(store[4:, :1], np.asarray).bytes_encoded == 4 * (3 + 4)
 
 
 @needs_compiler
