@@ -8,6 +8,7 @@ import pytest
 from _pytest.doctest import DoctestModule
 
 from gpustore.backends.native import library
+from gpustore.runtime.cores import cores
 from tests import gpu
 from tests.emulator import host_build
 from tests.emulator.device import EmulatedDevice
@@ -56,7 +57,7 @@ def pytest_cmdline_main(config):
     is_worker = hasattr(config, "workerinput")
     if plugins.hasplugin("xdist") and option.numprocesses is None and whole and not is_worker:
         # Tests that wait for processes or servers leave a core idle.
-        option.numprocesses = (os.cpu_count() or 1) + 1
+        option.numprocesses = cores() + 1
     if plugins.hasplugin("xdist") and option.numprocesses and option.dist == "no":
         option.dist = "worksteal"  # No process ends long after the others have nothing to do.
     if plugins.hasplugin("timeout") and option.timeout is None:

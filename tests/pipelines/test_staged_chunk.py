@@ -187,16 +187,20 @@ def test_writes_of_the_same_elements_take_no_more_memory(form):
                 store[2:4, 2:4] = source
                 store[:3, 1] = source[0, 0]
 
-    write(1000)  # Until layers are merged, and Python keeps what it uses again.
+    def kept():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    write(60)  # Until layers are merged.
     tracemalloc.start()
     try:
-        write(1500)
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        write(60)  # Until Python keeps what it uses again.
+        before = kept()
+        write(120)
+        grown = kept() - before
     finally:
         tracemalloc.stop()
-    # A layer would take more than 500 bytes; what Python keeps does not grow with the writes.
-    assert after < 100 * 2 * 1500 * len(staged)
+    assert grown < 100 * 2 * 120 * len(staged)  # A layer would take more than 500 bytes.
     transaction.abort()
 
 
