@@ -91,7 +91,7 @@ def test_batches_are_those_of_the_host(
     if edge == "shift":
         patch = tuple(min(p, n) for p, n in zip(patch, SHAPE, strict=True))
     options = {
-        "sampler": RandomPatches(patch, per_epoch=19, seed=seed, window=window, edge=edge),
+        "sampler": RandomPatches(patch, per_epoch=9, seed=seed, window=window, edge=edge),
         "batch_size": batch_size,
         "layout": layout,
         "dtype": None if dtype == "complex64" else target,
