@@ -424,7 +424,7 @@ def open_layers(
         if layers.axis is not None:
             to_driver = _with_dimension(to_driver, layers.axis, number)
         found[number] = driver, to_driver
-    return found
+    return {number: found[number] for number in numbers}
 
 
 def _opening(number: int) -> prefixing:

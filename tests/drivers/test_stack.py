@@ -487,6 +487,21 @@ def test_views_are_in_one_transaction(library):
         library.stack([library.array([1])], transaction=library.Transaction())[0].write(3).result()
 
 
+def test_reads_of_opened_layers_beside_layers_that_they_open():
+    context = gpustore.Context()
+    spec = {"driver": "zarr3", "kvstore": "memory://a/"}
+    metadata = {"shape": [4], "data_type": "uint8"}
+    options = {"create": True, "context": context}
+    store = gpustore.open(spec | {"metadata": metadata}, **options).result()
+    store.write(np.arange(4, dtype="uint8")).result()
+    rows = [store[i : i + 2] for i in (2, 0, 1, 2)]
+    for opened in itertools.product([False, True], repeat=4):
+        layers = [one if some else one.spec() for one, some in zip(rows, opened, strict=True)]
+        layers = [one.translate_to[0] for one in layers]
+        view = gpustore.stack(layers, context=context)
+        assert view.read().result().tolist() == [[2, 3], [0, 1], [1, 2], [2, 3]]
+
+
 def test_layers_without_elements_have_no_part_in_the_domain():
     """The last of them has, where there are no others."""
     found = []
