@@ -224,6 +224,7 @@ def _begin_together(
         if not counts.left:
             for one, future in reads:
                 future._finish(one.result, None)
+            rest.clear()
             return
         for is_left in left:
             one, future = rest[0]
