@@ -167,7 +167,7 @@ def write_parts(
             return WriteFutures(failed(error), failed(error))
     origin = transform.domain.inclusive_min
     writes = []
-    for part in sorted(parts, key=lambda part: part.layer):  # Of views of one store the last stays.
+    for part in parts:
         driver, to_driver = layers[part.layer]
         if part.points is None:
             box = zip(part.start, part.stop, origin, strict=True)

@@ -1,6 +1,5 @@
 """The stack driver and the views made with it, with TensorStore as oracle."""
 
-import contextlib
 import itertools
 import pickle
 import re
@@ -512,18 +511,3 @@ def test_layers_without_elements_have_no_part_in_the_domain():
         chosen = [some for n in (1, 2, 3) for some in itertools.product(parts, repeat=n)]
         found.append([str(lib.overlay(some).domain) for some in chosen])
     assert found[0] == found[1]
-
-
-@each("shifts", [(0, 0), (0, 1), (1, 0), (-2, 3, 0, 1), (2, 1, 0), (0, 2, 1, -1)])
-def test_of_views_of_one_store_the_last_layer_stays(shifts):
-    found = []
-    for lib in LIBRARIES:
-        metadata = {"shape": [4], "data_type": "uint8"}
-        spec = {"driver": "zarr3", "kvstore": "memory://a/", "metadata": metadata}
-        store = lib.open(spec, create=True, context=lib.Context()).result()
-        view = lib.overlay([store.translate_by[shift] for shift in shifts])
-        with contextlib.suppress(ValueError):  # Some have a gap.
-            view.write(np.arange(view.size, dtype="uint8") + 1).result()
-            found.append(store.read().result().tolist())
-    assert len(found) in (0, 2)
-    assert found[:1] == found[1:]
