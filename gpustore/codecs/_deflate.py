@@ -128,7 +128,10 @@ class Deflate(BytesCodec):
         return decoded_nbytes + (decoded_nbytes >> 3) + (decoded_nbytes >> 6) + 4096
 
     def encode(self, decoded: Buffer) -> Buffer:
-        """Encode one stream; a gzip header without time and name keeps equal chunks equal."""
+        """Encode one stream, with a gzip header without time and name.
+
+        Equal chunks have equal bytes, but for levels 1 and 2: isal does not promise them.
+        """
         if self.level in _ISAL_LEVELS:
             encoded: bytes = isal_zlib.compress(decoded, self.level, self._wbits)
             return encoded
