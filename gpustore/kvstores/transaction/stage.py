@@ -138,7 +138,10 @@ class Stage:
         What is `to_store` is not made of values that readers saw.
         """
         with self.lock:
-            made = {key: Made.of(self.entries[key], to_store=to_store) for key in keys}
+            merges = self.base.computes_values
+            made = {
+                key: Made.of(self.entries[key], to_store=to_store, merges=merges) for key in keys
+            }
         result: dict[str, Made | GpustoreError] = dict(made)
         below: dict[int, list[str]] = {}
         for key, one in made.items():

@@ -214,7 +214,7 @@ class Entry:
             self.set(None)
         lay_over(self.layers, overlayer, layer)
 
-    def drop_covered(self, *, merges: bool = True) -> None:
+    def drop_covered(self, *, merges: bool) -> None:
         """Drop what lies under layers that cover the value: merged ones, or all that `merges`."""
         if self.is_set or self.seen.layers == self.count:
             return
@@ -270,12 +270,13 @@ class Made:
     generation: bytes = b""
 
     @classmethod
-    def of(cls, entry: Entry, *, to_store: bool) -> Made:
+    def of(cls, entry: Entry, *, to_store: bool, merges: bool) -> Made:
         """Begin with what is staged now.
 
-        What is `to_store` is made of a value that was seen only if that is the same.
+        What is `to_store` is made of a value that was seen only if that is the same. With `merges`
+        layers that cover the value together are merged, which takes longer than to read a file.
         """
-        entry.drop_covered()
+        entry.drop_covered(merges=merges)
         count = entry.count
         seen = entry.seen
         if to_store and not (seen.is_direct and seen.layers == count):
