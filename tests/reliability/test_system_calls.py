@@ -196,11 +196,12 @@ def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "preadv", fewer(os.preadv, of=lambda buffers: [buffers[0][:80], *buffers[1:]])
     )
-    fresh(path)
-    store = opened(path)
+    # The native core has no bz2: all is read and written by Python.
+    store = create("zarr2 bz2", f"file://{path}/", context=context())
+    store[...] = values()
     assert np.array_equal(store.read().result(), values())
     changed = values()
-    for column in (5, 6):  # Of parts of chunks, which Python writes.
+    for column in (5, 6):
         store[3:29, column] = 7
         changed[3:29, column] = 7
     assert np.array_equal(store.read().result(), changed)
