@@ -6,6 +6,7 @@ tries each feature with gpustore and with the other libraries that are installed
 library that is not installed stays. Tests fail while the page is out of date.
 """
 
+import contextlib
 import inspect
 import json
 import re
@@ -148,6 +149,13 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 """Context resources of local files, with the values to try."""
 
+KVSTORE_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "experimental_gcs_rate_limiter": ({"write_rate": 5}, "gcs"),
+    "experimental_s3_rate_limiter": ({"read_rate": 5}, "s3"),
+    "ocdbt_coordinator": ({"address": "localhost:8000"}, "ocdbt"),
+}
+"""Context resources of other kvstores, with a value to try and the driver."""
+
 TABLES = (
     ("Drivers", "drivers", DRIVERS),
     ("Kvstores", "kvstores", KVSTORES),
@@ -210,6 +218,14 @@ def refused_options() -> list[str]:
                 except gpustore.UnsupportedError:
                     tensorstore.Context(context)[name]  # It is one of TensorStore's values.
                     found.append(json.dumps(context))
+    for name, (value, driver) in KVSTORE_OPTIONS.items():
+        place = {"base": "memory://"} if driver == "ocdbt" else {"bucket": "abc", name: name}
+        kvstore = {"driver": driver, **place, "context": {name: value}}
+        tensorstore.KvStore.Spec(kvstore)
+        with contextlib.suppress(gpustore.UnsupportedError):
+            gpustore.KvStore.open(kvstore).result()
+            continue
+        found.append(json.dumps({name: value}))
     return found
 
 

@@ -38,6 +38,138 @@ def shown(api: ModuleType, folder: Path) -> str:
     return repr(api.array([1, 2])).splitlines()[0]
 
 
+def shown_spec(api: ModuleType, folder: Path) -> str:
+    del folder
+    return repr(api.Spec("memory://a/|zarr3:"))
+
+
+def printed_store(api: ModuleType, folder: Path) -> str:
+    del folder
+    return str(api.array([1, 2])).splitlines()[0]
+
+
+def shown_future(api: ModuleType, folder: Path) -> str:
+    del folder
+    promise, future = api.Promise.new()
+    shown = repr(future).partition(" at 0x")[0]
+    promise.set_result(1)
+    return shown
+
+
+def index_out_of_bounds(api: ModuleType, folder: Path) -> object:
+    del folder
+    try:
+        api.array([1, 2])[4]
+    except IndexError as error:
+        return str(error).partition("valid range ")[2].partition(") [")[0]
+
+
+def undetected(api: ModuleType, folder: Path) -> object:
+    try:
+        api.open(f"file://{folder}/").result()
+    except ValueError as error:
+        return str(error).partition(f"{folder}/")[2].partition(" [tensorstore")[0]
+
+
+def resources_by_default(api: ModuleType, folder: Path) -> object:
+    del folder
+    return sorted(
+        name
+        for name in api.Spec("http://a/|zarr3:").to_json(include_defaults=True)["kvstore"]
+        if name.startswith("http_")
+    )
+
+
+def rank_of_chunks(api: ModuleType, folder: Path) -> object:
+    del folder
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4, 5]}}
+    return api.Spec({"driver": "zarr3", "metadata": {"chunk_grid": grid}}).rank
+
+
+def created_image(api: ModuleType, folder: Path) -> object:
+    return api.open({"driver": "png", "kvstore": f"file://{folder}/a"}, create=True).result()
+
+
+def host_of_requests(api: ModuleType, folder: Path) -> object:
+    del folder
+    place = {"endpoint": "http://localhost:1", "host_header": "there", "aws_region": "here"}
+    return api.KvStore.open({"driver": "s3", "bucket": "abc", **place}).result().path
+
+
+def rate_of_requests(api: ModuleType, folder: Path) -> object:
+    del folder
+    rate = {"experimental_s3_rate_limiter": {"read_rate": 5}, "aws_region": "here"}
+    place = {"endpoint": "http://localhost:1"}
+    return api.KvStore.open({"driver": "s3", "bucket": "abc", **place, **rate}).result().path
+
+
+def member_of_a_coordinator(api: ModuleType, folder: Path) -> object:
+    del folder
+    coordinator = {"address": "localhost:1"}
+    spec = {"driver": "ocdbt", "base": "memory://", "coordinator": coordinator}
+    return api.KvStore.open(spec).result().url
+
+
+def domain_of_a_downsampled_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    base = {"driver": "zarr3", "kvstore": "memory://a/"}
+    spec = {"driver": "downsample", "base": base, "downsample_factors": [2]}
+    schema = {"domain": {"shape": [5]}}
+    return api.Spec({**spec, "downsample_method": "mean", "schema": schema}).domain
+
+
+def reversed_cells(api: ModuleType, folder: Path) -> object:
+    del folder
+    cells = api.downsample(api.array([1, 2, 3, 4, 5, 6, 7, 8]), [2], "mean")
+    return sorted(cells[::-1].base.read().result().reshape(-1).tolist())
+
+
+def contradiction(api: ModuleType, folder: Path) -> object:
+    del folder
+    layout = {"chunk_layout": {"grid_origin": [1]}}
+    return api.Spec({"driver": "n5", "kvstore": "memory://a/", "schema": layout}).rank
+
+
+def secret_in_a_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    headers = ["Authorization: Bearer SECRET"]
+    return api.KvStore.Spec({"driver": "http", "base_url": "http://a", "headers": headers}).url
+
+
+def empty_path(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.KvStore.Spec({"driver": "file"}).path
+
+
+def complex_array_in_json(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Spec({"driver": "array", "array": [[1, 2]], "dtype": "complex64"}).dtype.name
+
+
+def fill_value_without_elements(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Schema({"fill_value": []}).fill_value.shape
+
+
+def unknown_codec_in_a_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.CodecSpec({"driver": "zarr3", "codecs": [{"name": "abc"}]}).to_json()["codecs"]
+
+
+def missing_member(api: ModuleType, folder: Path) -> object:
+    del folder
+    try:
+        api.Spec({"driver": "array", "dtype": "int8"})
+    except ValueError as error:
+        return str(error)[-30:]
+
+
+def shards_without_metadata(api: ModuleType, folder: Path) -> object:
+    del folder
+    spec = {"driver": "neuroglancer_uint64_sharded", "base": "memory://"}
+    return api.KvStore.Spec(spec).path
+
+
 def opened_by_path(api: ModuleType, folder: Path) -> object:
     spec = {"driver": "zarr3", "kvstore": f"file://{folder}/a/"}
     api.open(spec, create=True, dtype="uint8", shape=[3]).result()
@@ -381,6 +513,15 @@ DIFFERENCES = (
     Difference(
         "`repr(store)`", shown, "one line fits a prompt; `print(store.spec())` has the JSON"
     ),
+    Difference("`repr(spec)`", shown_spec, "the same; `print(spec)` has the JSON"),
+    Difference("`print(store)`", printed_store, "the same"),
+    Difference("`repr(future)`", shown_future, "says what to do"),
+    Difference(
+        "index outside of the domain (end of the message)",
+        index_out_of_bounds,
+        "messages may say more, behind TensorStore's words",
+    ),
+    Difference("no format is found (end of the message)", undetected, "the same"),
     Difference("a path without `file://`", opened_by_path, "a path is the most frequent place"),
     Difference("relative path in a URL", relative_file_url, "documents of TensorStore have such"),
     Difference("a context given as JSON", context_of_json, "one object less to make"),
@@ -502,6 +643,72 @@ DIFFERENCES = (
         "class of an error",
         class_of_an_error,
         "tracebacks name gpustore's classes, each of them also one that TensorStore raises",
+    ),
+    Difference(
+        "missing member (end of the message)",
+        missing_member,
+        "`<discarded>` says nothing to a user",
+    ),
+    Difference(
+        "context resources in JSON with defaults",
+        resources_by_default,
+        "gpustore has more of them",
+    ),
+    Difference(
+        "rank of a Zarr v3 spec with a chunk grid alone",
+        rank_of_chunks,
+        "chunks have as many dimensions as the array",
+    ),
+    Difference(
+        "creation of an image", created_image, "images are not written; the message says so"
+    ),
+    Difference(
+        "`host_header` of s3",
+        host_of_requests,
+        "requests are signed for the host to which they are sent",
+    ),
+    Difference(
+        "`experimental_s3_rate_limiter`, `experimental_gcs_rate_limiter`",
+        rate_of_requests,
+        "requests are limited by number under way; a store that answers 429 or 503 is obeyed",
+    ),
+    Difference(
+        "`coordinator` of ocdbt",
+        member_of_a_coordinator,
+        "writers meet at the stored manifest, so no server is needed",
+    ),
+    Difference(
+        "`domain` in the schema of a downsampled spec",
+        domain_of_a_downsampled_spec,
+        "the domain of the base says it",
+    ),
+    Difference(
+        "`base` of a reversed downsampled array",
+        reversed_cells,
+        "TensorStore's has the elements of one cell",
+    ),
+    Difference(
+        "constraints that no array meets",
+        contradiction,
+        "found when a spec is made, not when it is opened",
+    ),
+    Difference(
+        "header with a secret in a spec",
+        secret_in_a_spec,
+        "specs are shown and stored; `http_authorization` has secrets",
+    ),
+    Difference("file kvstore without a path", empty_path, "it would be the current directory"),
+    Difference("complex elements in JSON", complex_array_in_json, "pairs of numbers, as in Zarr"),
+    Difference("fill value of extent 0", fill_value_without_elements, "no element is filled by it"),
+    Difference(
+        "codec spec with an unknown codec",
+        unknown_codec_in_a_spec,
+        "specifications of codecs are compared too; refused when an array is made with it",
+    ),
+    Difference(
+        "neuroglancer_uint64_sharded without `metadata`",
+        shards_without_metadata,
+        "no key would be found",
     ),
     Difference("read in a process that was forked", read_after_a_fork, "workers are forked"),
     Difference(

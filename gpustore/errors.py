@@ -270,8 +270,11 @@ class CopyError(GpustoreError, ValueError):
     kind = "copy"
 
 
-class UnsupportedError(GpustoreError, NotImplementedError):
-    """The request is legal, but gpustore has no implementation of it."""
+class UnsupportedError(GpustoreError, NotImplementedError, ValueError):
+    """The request is legal, but gpustore has no implementation of it.
+
+    TensorStore raises NotImplementedError or ValueError there.
+    """
 
     kind = "unsupported"
 

@@ -180,7 +180,7 @@ class ImageChunk(BytesCodec):
                     pixels = png_of_16_bits.decoded(again, channels)
                 else:
                     pixels = np.frombuffer(image.tobytes() if fits else b"", self._dtype)
-        except CorruptChunkError:
+        except (CorruptChunkError, UnsupportedError):
             raise
         except DAMAGE as error:
             raise damaged(self.name, error) from error

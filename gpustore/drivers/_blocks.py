@@ -14,7 +14,7 @@ from gpustore.backends.downsampling import GAUSSIAN, Downsampling
 from gpustore.drivers._cells import Box
 from gpustore.errors import OutOfBoundsError
 from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
-from gpustore.index_space.downsampling import downsampled
+from gpustore.index_space.downsampling import downsampled, elements_below
 
 _PART_NBYTES: Final = 64 << 20
 """Bytes of the base that are read at once, unless one block has more."""
@@ -53,6 +53,16 @@ class Blocks:
                 self.box(transform, domain)
             return self.strided(transform)
         return self.elements_of(self.box(transform, domain))
+
+    def below(self, transform: IndexTransform) -> IndexTransform:
+        """Return the transform to all elements of the base of which cells are made.
+
+        Its domain has new dimensions where the cells are not a range, as that of a crop.
+        """
+        if self.method == "stride":
+            return self.strided(transform)
+        base = self.base_transform.domain
+        return self.base_transform[elements_below(transform, base, self.factors)]
 
     def strided(self, transform: IndexTransform) -> IndexTransform:
         """Return the transform to the base of the first elements of blocks."""

@@ -76,14 +76,22 @@ def layout_of_cells(layout: ChunkLayout, factors: Sequence[int]) -> ChunkLayout:
     if layout.grid_origin is not None:
         places = zip(layout.grid_origin, factors, strict=True)
         found["grid_origin"] = [None if at is None else -(-at // factor) for at, factor in places]
-    for usage in ("read_chunk", "write_chunk"):
-        shape = getattr(layout, usage).shape
-        if shape:
-            found[f"{usage}_shape"] = [
-                size and math.lcm(size, factor) // factor
-                for size, factor in zip(shape, factors, strict=True)
-            ]
-    return ChunkLayout(**found)
+    for usage in ("read_chunk", "write_chunk", "codec_chunk"):
+        found[usage] = {
+            name: _of_cells(name, value, factors)
+            for name, value in getattr(layout, usage).to_json().items()
+        }
+    return ChunkLayout(found)
+
+
+def _of_cells(name: str, value: Any, factors: Sequence[int]) -> Any:
+    """Return a member of the JSON of a chunk grid in terms of cells."""
+    if name.startswith("shape"):
+        pairs = zip(value, factors, strict=True)
+        return [math.lcm(size, f) // f if (size or 0) > 0 else size for size, f in pairs]
+    if name.startswith("aspect_ratio"):
+        return [one and one / factor for one, factor in zip(value, factors, strict=True)]
+    return value
 
 
 def units_of_cells(

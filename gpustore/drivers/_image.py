@@ -6,7 +6,8 @@ JSON example::
 
 An image is one chunk without metadata of its own, so that the pipelines of chunked arrays read it,
 into devices too: a library of the device decodes plain JPEG and TIFF there, the host the others.
-Images are not written, as in TensorStore. ``page`` is a member of TIFF only.
+Images are not written, as in TensorStore. ``page`` is a member of TIFF only; the options of
+encoders (``quality`` and others) are kept in specs, and say nothing to a reader.
 
 Source: TensorStore's ``driver/image``.
 """
@@ -25,11 +26,11 @@ from gpustore.codec_chain.image_file import MAX_FILE_NBYTES, ImageFile, shape_of
 from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.data_types.dtype import dtype as DataType
 from gpustore.drivers._steps import Steps
-from gpustore.drivers.base import Driver, DriverSpec
+from gpustore.drivers.base import Driver, DriverSpec, Opening, OpenRequest
 from gpustore.drivers.chunked import ChunkedDriver
 from gpustore.drivers.chunked_spec import ChunkedSpec
 from gpustore.drivers.format import ArrayDescription, AttributesPlace, SchemaWords
-from gpustore.drivers.options import take_options
+from gpustore.drivers.options import DEFAULTS_OF_A_FILE, take_options
 from gpustore.drivers.selection import WholeElements
 from gpustore.drivers.transacted import TransactedDriver
 from gpustore.errors import (
@@ -46,8 +47,17 @@ from gpustore.kvstores.kvstore import KvStore
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.strict_json.parsing import JsonValue, Members, in_member
+from gpustore.strict_json.parsing import JsonValue, Members
 
+_ENCODER_OPTIONS: Mapping[str, Mapping[str, JsonValue]] = {
+    "avif": {"quantizer": 0, "speed": 6},
+    "jpeg": {"quality": 75},
+    "png": {"compression_level": -1},
+    "webp": {"lossless": True, "quality": 95},
+}
+"""Options of encoders by format, with their values if they are not given."""
+
+_INT32 = (-(2**31), 2**31 - 1)
 _UINT8 = DataType("uint8")
 _DOMAIN = IndexDomain(inclusive_min=[0] * 3)
 
@@ -125,17 +135,34 @@ class ImageFormat(WholeElements):
         """Name in specs."""
         return self.id
 
-    def members(self, constraints: Any) -> dict[str, JsonValue]:
+    @property
+    def encoder_options(self) -> Mapping[str, JsonValue]:
+        """Options of the encoder, with their values if they are not given."""
+        return _ENCODER_OPTIONS.get(self.id, {})
+
+    def take_options(self, members: Members) -> dict[str, JsonValue]:
+        """Take the options of the encoder; those equal to their default are left out."""
+        options: dict[str, JsonValue] = {}
+        for name, default in self.encoder_options.items():
+            if isinstance(default, bool):
+                options[name] = members.take_bool(name, default)
+            else:
+                options[name] = members.take_int(name, *_INT32, default)
+        return {n: value for n, value in options.items() if value != self.encoder_options[n]}
+
+    def members(self, constraints: Any, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return ``page``, if there is one."""
-        del constraints
+        del constraints, include_defaults
         return {} if self.page is None else {"page": self.page}
 
     def constrained(self, constraints: Any, schema: Schema) -> Schema:
         """Merge what all images have into `schema`."""
         del constraints
+        if schema.fill_value is not None:
+            raise MetadataError("fill_value not supported by image driver")
         merged = schema.copy()
-        merged.update(dtype=_UINT8)
-        merged.update(rank=3)
+        merged.set_dtype(_UINT8)
+        merged.set_rank(3, "rank")
         merged.update(domain=_DOMAIN)
         return merged
 
@@ -204,13 +231,15 @@ class ImageSteps(Steps):
 
     def _metadata(self) -> tuple[Any, ArrayDescription]:
         format_, key = self.format, self.store.path
-        if self.mode.create or self.mode.delete_existing:
+        if self.mode.delete_existing:
             raise UnsupportedError(f'"{format_.id}" driver does not support creating images')
         name = self.store.driver.describe(key)
         columns = self.store.driver.read_many(ReadRequest([key], max_nbytes=MAX_FILE_NBYTES))
         columns.raise_first()
         value = columns.value[0]
         if value is None:
+            if self.mode.create:
+                raise UnsupportedError(f'"{format_.id}" driver does not support creating images')
             raise NotFoundError(f"Error reading {name}", key=key, status="NOT_FOUND")
         with naming_key(key), prefixing(f"Error reading {name}"):
             shape = shape_of(value, format_.id, format_.page)
@@ -244,6 +273,18 @@ class ImageSpec(ChunkedSpec):
 
     steps = ImageSteps
 
+    @property
+    def defaults(self) -> Mapping[str, JsonValue]:
+        """Options other than context resources, with their values if they are not given."""
+        format_: Any = self.format
+        return {**DEFAULTS_OF_A_FILE, **format_.encoder_options}
+
+    def open(self, request: OpenRequest) -> Opening:
+        """Open the image in the steps of :mod:`gpustore.drivers._steps`."""
+        if request.write:
+            raise MetadataError(f'Error opening "{self.id}" driver: only reading is supported')
+        return super().open(request)
+
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
     ) -> DriverSpec:
@@ -271,17 +312,15 @@ class ImageKind:
 
     def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
         """Take the members of an image driver."""
-        kvstore = members.take("kvstore", None)
+        spec = members.take_with("kvstore", KvStore.Spec.from_json, None)
         path = members.take_str("path", default="")
-        spec = None
-        if kvstore is not None:
-            with in_member("kvstore"):
-                spec = KvStore.Spec.from_json(kvstore)
-            spec = spec / path if path else spec
+        if spec is not None and path:
+            spec = spec / path
         format_: Any = self.format
         if format_.id == "tiff":
-            format_ = replace(format_, page=members.take_int("page", 0, 2**31 - 1, None))
-        options: Mapping[str, JsonValue] = take_options(members)
+            format_ = replace(format_, page=members.take_int("page", *_INT32, None))
+        options = take_options(members, DEFAULTS_OF_A_FILE)
+        options.update(format_.take_options(members))
         if schema.domain is None and schema.rank in (None, 3):
             schema.update(domain=_DOMAIN)  # TensorStore shows it.
         parsed = ImageSpec(format_, spec, schema, format_.no_constraints, options)

@@ -21,10 +21,10 @@ class MetadataMember:
             "metadata", partial(_remembered.constraints, self), self.no_constraints
         )
 
-    def members(self, constraints: Any) -> dict[str, JsonValue]:
-        """Return ``metadata``, if there are any constraints."""
-        metadata = constraints.to_json()
-        return {"metadata": metadata} if metadata else {}
+    def members(self, constraints: Any, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Return ``metadata``, if there are any constraints or defaults are included."""
+        metadata = constraints.to_json(include_defaults=include_defaults)
+        return {"metadata": metadata} if metadata or include_defaults else {}
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
         """Return no options: the format has none."""

@@ -439,7 +439,8 @@ class Steps:
         return Residence(pool, name, inner, self._data_bound(), cache)
 
     def _data_bound(self) -> float:
-        recheck = self.spec.options.get("recheck_cached_data", True)
+        name = "recheck_cached_data"
+        recheck = self.spec.options.get(name, self.spec.defaults[name])
         return recheck_bound(recheck, self.read_at)
 
 

@@ -13,7 +13,8 @@ Source: TensorStore's ``driver/array``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from gpustore.drivers.base import (
     Unresizable,
     schema_members,
 )
+from gpustore.drivers.options import with_defaults
 from gpustore.errors import (
     MetadataError,
     MismatchError,
@@ -45,7 +47,7 @@ from gpustore.planning.chunk_plan import check_bounds
 from gpustore.planning.crop_plan import check_starts
 from gpustore.planning.stored_chunks import StoredChunks
 from gpustore.runtime.batch import Batch
-from gpustore.runtime.context import Context
+from gpustore.runtime.context import Context, resource_json
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.statistics import STATISTICS
@@ -54,6 +56,8 @@ from gpustore.runtime.write_futures import WriteFutures
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.strict_json.parsing import JsonValue, Members, in_member
+
+_CONCURRENCY = "data_copy_concurrency"
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,8 @@ class ArraySpec:
 
     array: NDArray[Any]
     constraints: Schema
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Reference to the resource ``data_copy_concurrency``, unless it is the default one."""
 
     id = "array"
     base = None
@@ -248,13 +254,12 @@ class ArraySpec:
 
     @property
     def schema(self) -> Schema:
-        """Schema of the caller, with the domain and the layout of the array."""
+        """Schema of the caller without fill value, with domain and layout of the array."""
         said = self.constraints
         parts: dict[str, Any] = {
             "dtype": said.dtype,
             "domain": IndexDomain(shape=self.array.shape),
             "chunk_layout": _layout(self.array),
-            "fill_value": said.fill_value,
             "codec": said.codec,
             "dimension_units": said.dimension_units,
         }
@@ -267,12 +272,18 @@ class ArraySpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return the elements as nested lists, and the data type."""
-        del include_defaults
         dtype = self.constraints.dtype
         assert dtype is not None  # Checked by from_json and set by ArrayDriver.spec.
         with prefixing('Error converting object member "array"'):
             members: dict[str, JsonValue] = {"array": array_to_json(self.array, dtype)}
-        return {**members, **schema_members(self.constraints, rank_known=True)}
+        members.update(self.options)
+        if include_defaults:
+            members.update(with_defaults(self.options, {}, (_CONCURRENCY,)))
+        said = self.constraints.merged(rank=self.array.ndim)
+        return {
+            **members,
+            **schema_members(said, rank_known=True, include_defaults=include_defaults),
+        }
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -297,6 +308,7 @@ class ArraySpec:
                 units=self.constraints.dimension_units,
                 readable=request.readable,
                 writable=request.writable,
+                concurrency=self.options.get(_CONCURRENCY),
             ).in_transaction(request.transaction)
             transform = IndexTransform(driver.domain)
             if request.transform is not None:
@@ -334,6 +346,7 @@ def wrap(
     units: Sequence[Unit | None] | None = None,
     readable: bool = True,
     writable: bool = True,
+    concurrency: JsonValue = None,
 ) -> ArrayDriver:
     """Open a driver over `array` without a copy.
 
@@ -346,15 +359,17 @@ def wrap(
     units : sequence of Unit or None, optional
     readable, writable : bool
         Required access; a read-only array is never writable.
+    concurrency : JSON, optional
+        Reference to the resource ``data_copy_concurrency``. Defaults to that of the context.
     """
-    resource = context.resource("data_copy_concurrency")
+    resource = context.resource(_CONCURRENCY, concurrency)
     return ArrayDriver(
         array,
         dtype_(array.dtype) if dtype is None else dtype,
         tuple(units or (None,) * array.ndim),
         resource.value,
         registry.find("backends", "host"),
-        {"data_copy_concurrency": resource},
+        {_CONCURRENCY: resource},
         readable=readable,
         writable=writable and array.flags.writeable,
     )
@@ -367,13 +382,18 @@ class _ArrayKind:
     shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> ArraySpec:
-        """Take ``array``; the data type must be known."""
+        """Take ``array`` and ``data_copy_concurrency``; the data type must be known."""
         value = members.take("array")
+        options = {}
+        if _CONCURRENCY in members:
+            given = members.take_with(_CONCURRENCY, partial(resource_json, _CONCURRENCY))
+            if given != _CONCURRENCY:
+                options[_CONCURRENCY] = given
         if schema.dtype is None:
             raise MetadataError("dtype must be specified")
         with in_member("array"):
             array = array_from_json(value, schema.dtype, rank=schema.rank)
-        return ArraySpec(array, schema)
+        return ArraySpec(array, schema, options)
 
 
 DRIVER = _ArrayKind()

@@ -72,7 +72,11 @@ class AutoSpec:
         members: dict[str, JsonValue] = {}
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
-        return {**members, **schema_members(self.constraints), **self.references}
+        return {
+            **members,
+            **schema_members(self.constraints, include_defaults=include_defaults),
+            **self.references,
+        }
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any

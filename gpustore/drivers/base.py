@@ -129,6 +129,9 @@ MODE_FLAGS = ("open", "create", "delete_existing", "assume_metadata", "assume_ca
 NOT_OPENED = ("array", "json")
 """Drivers whose data are neither opened nor created: an open mode says nothing to them."""
 
+IMAGES = ("avif", "bmp", "jpeg", "png", "tiff", "webp")
+"""Drivers of images, which are opened and never created."""
+
 _ASSUMING = ("assume_metadata", "assume_cached_metadata")
 _OPEN = OpenMode(open=True)
 
@@ -548,7 +551,9 @@ def open_kvstore(
     return KvStore(driver, spec.path)
 
 
-def schema_members(constraints: Schema, *, rank_known: bool = False) -> dict[str, JsonValue]:
+def schema_members(
+    constraints: Schema, *, rank_known: bool = False, include_defaults: bool = False
+) -> dict[str, JsonValue]:
     """Return constraints as the members ``dtype``, ``rank`` and ``schema`` of a spec.
 
     Parameters
@@ -556,14 +561,18 @@ def schema_members(constraints: Schema, *, rank_known: bool = False) -> dict[str
     constraints : Schema
     rank_known : bool
         Whether other members determine the rank.
+    include_defaults : bool
+        Whether ``schema`` is there in any case, with data type and rank.
     """
     schema = constraints.to_json()
     members: dict[str, JsonValue] = {}
+    if include_defaults:
+        members["schema"] = dict(schema)
     rank = schema.pop("rank", None)
     if "dtype" in schema:
         members["dtype"] = schema.pop("dtype")
     if schema:
-        members["schema"] = schema
+        members.setdefault("schema", schema)
     if rank is not None and not rank_known and "domain" not in schema:
         members["rank"] = rank
     return members

@@ -301,14 +301,13 @@ class CastSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return the data type and rank; the caller adds the base, which carries the open mode."""
-        del include_defaults
         said = Schema()
         if self.dtype is not None:
             said.update(dtype=self.dtype)
         rank = self.base.schema.rank
         if rank is not None:
             said.update(rank=rank)
-        return schema_members(said)
+        return schema_members(said, include_defaults=include_defaults)
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -355,8 +354,13 @@ class CastSpec:
 def _converted_fill(schema: Schema, dtype: dtype_) -> Any:
     """Return the fill value of a schema as an element of another type; None if it cannot be."""
     fill = schema.fill_value
-    if fill is None or schema.dtype is None:
-        return fill
+    if fill is None:
+        return None
+    if schema.dtype is None:
+        try:
+            return Schema(dtype=dtype, fill_value=fill).fill_value
+        except (TypeError, ValueError, OverflowError):
+            return None
     convert = converter(schema.dtype, dtype)
     return None if convert is None else convert(np.asarray(fill))
 

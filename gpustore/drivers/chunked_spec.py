@@ -10,13 +10,13 @@ from gpustore.drivers._remembered import merged
 from gpustore.drivers._steps import Steps
 from gpustore.drivers.base import DriverSpec, Opening, OpenRequest, schema_members
 from gpustore.drivers.format import Format
-from gpustore.drivers.options import DEFAULTS, take_options
+from gpustore.drivers.options import DEFAULTS, take_options, with_defaults
 from gpustore.drivers.selection import Selection
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.metadata.logical_path import logical_path
 from gpustore.schema import Schema
-from gpustore.strict_json.parsing import JsonValue, Members, in_member
+from gpustore.strict_json.parsing import JsonValue, Members
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,15 @@ class ChunkedSpec:
         return self.format.json_id
 
     @property
+    def defaults(self) -> Mapping[str, JsonValue]:
+        """Options other than context resources, with their values if they are not given."""
+        return DEFAULTS
+
+    @property
     def schema(self) -> Schema:
         """Constraints of the caller on schema and metadata, with those that the format implies."""
-        return self.constrained().copy()
+        schema = self.constrained().copy()
+        return schema if self.format.words.has_fill_value else schema.without_fill_value()
 
     def constrained(self) -> Schema:
         """Return :attr:`schema` itself, which is merged once. Not to be changed.
@@ -92,11 +98,10 @@ class ChunkedSpec:
         """Return the members of the driver, without a kvstore that has no JSON."""
         members: dict[str, JsonValue] = {**self.options, **self.format.selection.to_json()}
         if include_defaults:
-            shared = ("cache_pool", "data_copy_concurrency")
-            members = {**DEFAULTS, **{id: id for id in shared}, **members}
+            members.update(with_defaults(self.options, self.defaults))
         if self.kvstore is not None and self.kvstore.has_json:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
-        members.update(self.format.members(self.metadata))
+        members.update(self.format.members(self.metadata, include_defaults=include_defaults))
         schema = self.constrained()
         members.update(schema_members(self.constraints, rank_known=True))
         if include_defaults:
@@ -134,7 +139,7 @@ class ChunkedSpec:
             constraints = spec.constraints.merged(dtype=spec.constrained().dtype)
             spec = replace(spec, constraints=constraints, metadata=self.format.no_constraints)
         if options:
-            checked = take_options(Members(options))
+            checked = take_options(Members(options), self.defaults)
             kept = {name: value for name, value in spec.options.items() if name not in options}
             spec = replace(spec, options={**kept, **checked})
         return spec
@@ -172,12 +177,9 @@ class ChunkedKind:
 
     def from_json(self, members: Members, schema: Schema) -> ChunkedSpec:
         """Take the members of a chunked driver."""
-        kvstore = members.take("kvstore", None)
+        spec = members.take_with("kvstore", KvStore.Spec.from_json, None)
         path = members.take_str("path", default="")
-        spec = None
-        if kvstore is not None:
-            with in_member("kvstore"):
-                spec = KvStore.Spec.from_json(kvstore)
+        if spec is not None:
             spec = _directory(spec / path if path else spec)
         format_ = self.format
         if format_.has_components:

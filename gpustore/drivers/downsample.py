@@ -55,7 +55,7 @@ from gpustore.drivers.base import (
 )
 from gpustore.errors import MetadataError, UnsupportedError, prefixing
 from gpustore.hierarchy.attributes import Attributes
-from gpustore.index_space import IndexDomain, IndexTransform
+from gpustore.index_space import IndexDomain, IndexTransform, OutputIndexMap
 from gpustore.index_space.downsampling import downsampled
 from gpustore.index_space.resize import ResizeRequest
 from gpustore.kvstores.kvstore import KvStore
@@ -107,6 +107,10 @@ class DownsampleDriver(OverBase):
     @property
     def domain(self) -> IndexDomain:
         return self.blocks.domain
+
+    def below(self, transform: IndexTransform) -> IndexTransform:
+        """Return the transform to the elements of the base of which cells are made."""
+        return self.blocks.below(transform)
 
     @property
     def device(self) -> str:
@@ -396,6 +400,21 @@ class DownsampleSpec:
             found.update(fill_value=base.fill_value)
         return found
 
+    def below(self, transform: IndexTransform | None) -> IndexTransform | None:
+        """Return the transform to the elements of the base of which cells are made, if known."""
+        known = self.known_transform
+        if known is None or transform is None:
+            return known
+        return Blocks(known, self.factors, self.method).below(transform)
+
+    @property
+    def known_transform(self) -> IndexTransform | None:
+        """Transform from the domain that is downsampled; None if that is not known."""
+        domain = self.base.schema.domain
+        if self.base_transform is not None or domain is None:
+            return self.base_transform
+        return IndexTransform(domain)
+
     @property
     def url(self) -> str:
         """Raise UnsupportedError: a downsampled array has no URL."""
@@ -403,7 +422,6 @@ class DownsampleSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return factors, method, data type and rank; the caller adds the base."""
-        del include_defaults
         said = Schema(rank=len(self.factors))
         dtype = self.base.schema.dtype
         if dtype is not None:
@@ -412,7 +430,7 @@ class DownsampleSpec:
             "downsample_factors": list(self.factors),
             "downsample_method": self.method,
         }
-        return {**members, **schema_members(said)}
+        return {**members, **schema_members(said, include_defaults=include_defaults)}
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -420,19 +438,26 @@ class DownsampleSpec:
         """Return the spec with more constraints: data type and rank, and options of the base."""
         spec = self
         if schema is not None:
-            given = schema.to_json()
-            dtype, rank = given.pop("dtype", None), given.pop("rank", None)
-            if given:
+            if schema.domain is not None:
                 raise UnsupportedError(
-                    f'"{next(iter(given))}" is not a constraint of the "downsample" driver; give '
-                    "it to its base"
+                    '"domain" is not a constraint of the "downsample" driver; give it to its base'
                 )
-            if rank is not None:
+            if schema.fill_value is not None and any(factor > 1 for factor in self.factors):
+                raise MetadataError(
+                    "Error transforming fill_value: Cannot transform input array through "
+                    "non-unit-stride output index map"
+                )
+            if schema.rank is not None:
                 check_factors(self.factors, schema.rank, "specified")
-            if dtype is not None:
+            if schema.dtype is not None:
                 check_method(self.method, schema.dtype, self.factors)
-                base = self.base.updated(schema=Schema(dtype=schema.dtype))
-                spec = replace(spec, base=base)
+            cells = IndexTransform(
+                input_rank=len(self.factors),
+                output=[OutputIndexMap(d, stride=f) for d, f in enumerate(self.factors)],
+            )
+            below = cells if self.base_transform is None else self.base_transform[cells]
+            base = self.base.updated(schema=schema.inverse_transformed(below))
+            spec = replace(spec, base=base)
         if kvstore is not None or options:
             spec = replace(spec, base=spec.base.updated(kvstore=kvstore, **options))
         return spec

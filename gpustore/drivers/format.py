@@ -335,7 +335,7 @@ def constrain_rank(schema: Schema, inner_rank: int) -> int | None:
 @cache
 def _layout_from_zero(rank: int) -> ChunkLayout:
     """Return the layout of a chunk grid that begins at zero; schemas do not change it."""
-    return ChunkLayout(grid_origin=[0] * rank)
+    return ChunkLayout(rank=rank, grid_origin=[0] * rank)
 
 
 def zarr_domain(
@@ -550,7 +550,7 @@ class Format(Protocol):
     def take_constraints(self, members: Members) -> Any:
         """Take the members of a spec that constrain the metadata."""
 
-    def members(self, constraints: Any) -> dict[str, JsonValue]:
+    def members(self, constraints: Any, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return the members of a spec that :meth:`take_constraints` takes."""
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:

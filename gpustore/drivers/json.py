@@ -13,7 +13,7 @@ Source: TensorStore's ``driver/json``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from gpustore.drivers.base import (
     open_kvstore,
     schema_members,
 )
+from gpustore.drivers.options import DEFAULTS_OF_A_FILE, take_options, with_defaults
 from gpustore.errors import ConflictError, MetadataError, NotFoundError, UnsupportedError, prefixing
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.kvstores.columns import ReadRequest, ReadState, WriteRequest
@@ -63,6 +64,7 @@ class JsonDriver(Unexplained, Unresizable):
 
     kvstore: KvStore
     pointer: str
+    options: Mapping[str, JsonValue]
     executor: Executor
     limits: Limits
     resources: Mapping[str, Context.Resource]
@@ -109,7 +111,7 @@ class JsonDriver(Unexplained, Unresizable):
     def spec(self, *, minimal: bool) -> DriverSpec:
         """Return the spec, which is the same with and without `minimal`."""
         del minimal
-        return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()))
+        return JsonSpec(self.kvstore.spec(), self.pointer, _json_schema(Schema()), self.options)
 
     def read(
         self, transform: IndexTransform, output: Output, batch: Batch | None = None
@@ -218,20 +220,34 @@ class JsonDriver(Unexplained, Unresizable):
 
 @dataclass(frozen=True)
 class JsonSpec:
-    """A JSON value to be opened."""
+    """A JSON value to be opened.
+
+    Attributes
+    ----------
+    kvstore : KvStore.Spec or None
+        Kvstore with the path of the document.
+    pointer : str
+        JSON pointer of the value.
+    constraints : Schema
+    options : mapping
+        Conditions for caches and context resources other than the default ones, as JSON. Documents
+        are not cached.
+    """
 
     kvstore: KvStore.Spec | None
     pointer: str
     constraints: Schema
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
 
     id = "json"
     base = None
 
     @property
     def schema(self) -> Schema:
-        """Schema of rank 0 with the constraints of the caller."""
-        schema = self.constraints.copy()
-        schema.update(domain=IndexDomain(rank=0))
+        """Schema of every JSON value."""
+        schema = Schema(domain=IndexDomain(rank=0), dtype=_JSON, chunk_layout=ChunkLayout(rank=0))
+        if self.constraints.dimension_units is not None:
+            schema.update(dimension_units=self.constraints.dimension_units)
         return schema
 
     @property
@@ -243,12 +259,17 @@ class JsonSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return the members of the driver."""
-        members: dict[str, JsonValue] = {}
+        members: dict[str, JsonValue] = dict(self.options)
+        if include_defaults:
+            members.update(with_defaults(self.options, DEFAULTS_OF_A_FILE))
         if self.kvstore is not None:
             members["kvstore"] = self.kvstore.to_json(include_defaults)
         if self.pointer or include_defaults:
             members["json_pointer"] = self.pointer
-        return {**members, **schema_members(self.constraints, rank_known=True)}
+        schema = schema_members(
+            self.constraints, rank_known=True, include_defaults=include_defaults
+        )
+        return {**members, **schema}
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any
@@ -263,6 +284,10 @@ class JsonSpec:
             if self.kvstore is not None:
                 raise MetadataError('"kvstore" is already specified')
             spec = replace(spec, kvstore=kvstore)
+        if options:
+            more = take_options(Members(options), DEFAULTS_OF_A_FILE)
+            kept = {name: value for name, value in spec.options.items() if name not in options}
+            spec = replace(spec, options={**kept, **more})
         return spec
 
     def open(self, request: OpenRequest) -> Opening:
@@ -272,12 +297,14 @@ class JsonSpec:
         context = request.context
         store = open_kvstore(self.kvstore, context, request.transaction)
         resources = {
-            name: context.resource(name) for name in ("cache_pool", "data_copy_concurrency")
+            name: context.resource(name, self.options.get(name))
+            for name in ("cache_pool", "data_copy_concurrency")
         }
         executor: Executor = resources["data_copy_concurrency"].value
         driver = JsonDriver(
             store,
             self.pointer,
+            self.options,
             executor,
             context.resource("limits").value,
             {**store.driver.all_resources, **resources},
@@ -295,14 +322,14 @@ class _JsonKind:
     shares_members = False
 
     def from_json(self, members: Members, schema: Schema) -> JsonSpec:
-        """Take ``kvstore``, ``path`` and ``json_pointer``."""
+        """Take ``kvstore``, ``path``, ``json_pointer`` and the options of a file."""
         pointer = members.take_with("json_pointer", _checked_pointer, "")
-        kvstore = members.take("kvstore", None)
+        spec = members.take_with("kvstore", KvStore.Spec.from_json, None)
         path = members.take_str("path", default="")
-        spec = None if kvstore is None else KvStore.Spec(kvstore)
         if spec is not None and path:
             spec = spec / path
-        return JsonSpec(spec, pointer, _json_schema(schema))
+        options = take_options(members, DEFAULTS_OF_A_FILE)
+        return JsonSpec(spec, pointer, _json_schema(schema), options)
 
     def from_url(self, base: KvStore.Spec, path: str) -> JsonSpec:
         """Return the spec of ``<kvstore>|json:<pointer>``."""

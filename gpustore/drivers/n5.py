@@ -135,7 +135,7 @@ class N5Format(MetadataMember, WholeElements):
         if merged.dtype is not None:
             check_data_type(merged.dtype)
         if constraints.rank is not None:
-            merged.update(rank=check_rank(constraints.rank))
+            merged.set_rank(check_rank(constraints.rank), "rank")
         with prefixing(self.words.domain):
             if constraints.shape is not None:
                 merged.update(domain=zarr_domain(constraints.shape, (), constraints.axes))

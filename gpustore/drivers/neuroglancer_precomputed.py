@@ -128,8 +128,11 @@ class PrecomputedFormat(WholeElements):
         found = PrecomputedConstraints.take(members)
         return self.no_constraints if found == self.no_constraints else found
 
-    def members(self, constraints: PrecomputedConstraints) -> dict[str, JsonValue]:
-        """Return the members of a spec that constrain the metadata."""
+    def members(
+        self, constraints: PrecomputedConstraints, *, include_defaults: bool
+    ) -> dict[str, JsonValue]:
+        """Return the members of a spec that constrain the metadata, all of which were given."""
+        del include_defaults
         return constraints.to_json()
 
     def take_options(self, members: Members) -> dict[str, JsonValue]:
@@ -199,7 +202,7 @@ class PrecomputedFormat(WholeElements):
     def constrained(self, constraints: PrecomputedConstraints, schema: Schema) -> Schema:
         """Merge `constraints` into `schema`."""
         merged = schema.copy()
-        merged.update(rank=4)
+        merged.set_rank(4, "rank")
         if constraints.dtype is not None:
             merged.set_dtype(constraints.dtype)
         if merged.dtype is not None:
@@ -301,7 +304,6 @@ class PrecomputedFormat(WholeElements):
             png_level=given["png_level"],
             block_size=block,
             sharding=sharding,
-            extra=dict(constraints.scale.extra),
         )
         scale.check()
         if existing is None:
@@ -409,6 +411,14 @@ class PrecomputedSpec(ChunkedSpec):
                 f"{self.format.id} URL syntax not supported with non-zero scale_index"
             )
         return super().url
+
+    def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
+        """Return the members of the driver; with defaults, the data type stands in two places."""
+        members = super().to_json(include_defaults=include_defaults)
+        if include_defaults and "dtype" in members:
+            given: Any = members.get("multiscale_metadata", {})
+            members["multiscale_metadata"] = {**given, "data_type": members["dtype"]}
+        return members
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any

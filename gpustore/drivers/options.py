@@ -35,26 +35,47 @@ DEFAULTS: dict[str, JsonValue] = {
     "recheck_cached_metadata": "open",
     "store_data_equal_to_fill_value": False,
 }
-"""Options other than context resources, with their values if they are not given."""
+"""Options of chunked arrays other than context resources, with their values if they are not
+given.
+"""
+
+DEFAULTS_OF_A_FILE: dict[str, JsonValue] = {"recheck_cached_data": "open"}
+"""The same of drivers that read one file as a whole and cache no metadata."""
 
 
-def take_options(members: Members) -> dict[str, JsonValue]:
-    """Take the options all chunked formats share; those equal to their default are dropped."""
+def take_options(
+    members: Members, defaults: Mapping[str, JsonValue] = DEFAULTS
+) -> dict[str, JsonValue]:
+    """Take the options that `defaults` names, and context resources; default ones are dropped."""
     options: dict[str, JsonValue] = {}
     for name in ("fill_missing_data_reads", "store_data_equal_to_fill_value"):
-        if name in members:
+        if name in members and name in defaults:
             options[name] = members.take_bool(name)
     for name in ("recheck_cached_data", "recheck_cached_metadata"):
-        if name in members:
+        if name in members and name in defaults:
             options[name] = members.take_with(name, _recheck)
     # Compared as text: for Python the time 1 equals true.
-    options = {n: value for n, value in options.items() if repr(value) != repr(DEFAULTS[n])}
+    options = {n: value for n, value in options.items() if repr(value) != repr(defaults[n])}
     for name, id in _RESOURCE_MEMBERS:
-        if name in members:
+        if name in members and (name != METADATA_POOL or "recheck_cached_metadata" in defaults):
             options[name] = members.take_with(name, partial(resource_json, id))
             if options[name] == id:
                 del options[name]  # The default one.
     return options
+
+
+def with_defaults(
+    options: Mapping[str, JsonValue],
+    defaults: Mapping[str, JsonValue],
+    shared: tuple[str, ...] = ("cache_pool", "data_copy_concurrency"),
+) -> dict[str, JsonValue]:
+    """Return options with those that were not given, and the defaults within context resources."""
+    given = {
+        name: resource_json(id, options[name], include_defaults=True)
+        for name, id in _RESOURCE_MEMBERS
+        if name in options
+    }
+    return {**defaults, **{id: id for id in shared}, **options, **given}
 
 
 def _recheck(value: JsonValue) -> JsonValue:

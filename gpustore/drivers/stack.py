@@ -57,6 +57,7 @@ from gpustore.drivers.base import (
     Unresizable,
     schema_members,
 )
+from gpustore.drivers.options import with_defaults
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.resize import ResizeRequest
@@ -448,12 +449,9 @@ class StackSpec:
 
     def to_json(self, *, include_defaults: bool) -> dict[str, JsonValue]:
         """Return the constraints; the caller adds the layers."""
-        members = schema_members(self.constraints)
-        if self.concurrency is not None:
-            members[_CONCURRENCY] = self.concurrency
-        elif include_defaults:
-            members[_CONCURRENCY] = _CONCURRENCY
-        return members
+        options = {} if self.concurrency is None else {_CONCURRENCY: self.concurrency}
+        shown = with_defaults(options, {}, (_CONCURRENCY,)) if include_defaults else options
+        return {**shown, **schema_members(self.constraints, include_defaults=include_defaults)}
 
     def updated(
         self, *, schema: Schema | None = None, kvstore: KvStore.Spec | None = None, **options: Any

@@ -207,7 +207,9 @@ class Zarr2Format(MetadataMember):
         ):
             check_dtype(merged.dtype)
             _constrain_shape(constraints, merged, inner)
-        # Otherwise the data type may add dimensions: not even the rank is known.
+        else:
+            # The data type may add dimensions: the metadata do not tell the rank.
+            constrain_rank(merged, 0)
         if not isinstance(fill, Unset) and fill is not None:
             merged.update(fill_value=fill)
         # Null is no constraint in a codec spec; here it is one, but not one that TensorStore shows.

@@ -8,7 +8,7 @@ from functools import partial
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
-from gpustore.drivers.base import NOT_OPENED, DriverSpec, OpenMode, UrlKind
+from gpustore.drivers.base import IMAGES, NOT_OPENED, DriverSpec, OpenMode, UrlKind
 from gpustore.errors import MetadataError
 from gpustore.front.spec_template import Parts
 from gpustore.index_space import IndexTransform
@@ -28,7 +28,7 @@ from gpustore.strict_json.parsing import (
     in_member,
 )
 
-NO_MODE = (*NOT_OPENED, "auto")
+NO_MODE = (*NOT_OPENED, *IMAGES, "auto")
 """Drivers whose JSON has no open mode: what is detected is not created."""
 
 
@@ -47,7 +47,7 @@ def parsed(
     """
     if isinstance(json, str):
         return from_url(json), None, OpenMode(), None
-    members = Members(expect_object(json))
+    members = Members(expect_object(json), integral_floats=True)
     name = members.take_str("driver")
     kind = registry.find("drivers", name)
     context = members.take_with("context", Context.Spec, None)
@@ -59,7 +59,9 @@ def parsed(
                 f"driver{near_or_known(name, registry.ids('drivers'))}"
             )
         auto: UrlKind = registry.find("drivers", "auto")
-        return auto.from_url(KvStore.Spec(json), ""), None, OpenMode(), None
+        with in_member("kvstore"):
+            kvstore = KvStore.Spec(json)
+        return auto.from_url(kvstore, ""), None, OpenMode(), None
     schema = Schema()
     if "schema" in members:
         schema = members.take_with("schema", Schema)

@@ -357,10 +357,17 @@ class Spec(IndexedView):
 
     @property
     def base(self) -> Spec | None:
-        """Spec of the store that an adapter such as ``cast`` adapts; None for others."""
-        base = self._driver.base
-        below = getattr(self._driver, "base_transform", self._transform)
-        return None if base is None else Spec._make(base, below, self._mode, None, self._bound)
+        """Spec of the store that an adapter such as ``cast`` adapts; None for others.
+
+        Its domain is the same, or for ``downsample`` that of the elements of the cells.
+        """
+        driver = self._driver
+        if driver.base is None:
+            return None
+        below = getattr(driver, "below", None)
+        transform = self._transform if below is None else below(self.transform)
+        context = getattr(driver, "context", None)
+        return Spec._make(driver.base, transform, self._mode, context, self._bound)
 
     def _opening(
         self,
@@ -509,15 +516,18 @@ def _driver_json(
     json.update(driver.to_json(include_defaults=include_defaults))
     if driver.base is not None:
         base = _driver_json(driver.base, mode, include_defaults=include_defaults)
-        base.pop("rank", None)  # That of the adapter is the same.
-        below = getattr(driver, "base_transform", None)
+        if not include_defaults:
+            base.pop("rank", None)  # That of the adapter is the same.
+        below = getattr(driver, "known_transform", None)
         if below is not None:
             base["transform"] = below.to_json()
-        if hasattr(driver, "base_transform"):
+        if hasattr(driver, "known_transform") and not include_defaults:
             _drop_dtype(base)  # So is this.
         context = getattr(driver, "context", None)
         if context is not None:
             base["context"] = context.to_json(include_defaults)
+        if include_defaults:
+            base.setdefault("context", {})
         json["base"] = base
         return json
     if _is_stack(driver):

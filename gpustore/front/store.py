@@ -105,11 +105,14 @@ class TensorStore(ShownArray):
     def base(self) -> TensorStore | None:
         """Store that an adapter such as ``cast`` adapts; None otherwise.
 
-        Its domain is the same, or for ``downsample`` that of all blocks.
+        Its domain is the same, or for ``downsample`` that of the elements of the cells.
         """
-        base = self._driver.base
-        below = getattr(self._driver, "base_transform", self._transform)
-        return None if base is None else TensorStore._of(base, below)
+        driver = self._driver
+        if driver.base is None:
+            return None
+        below = getattr(driver, "below", None)
+        transform = self._transform if below is None else below(self._transform)
+        return TensorStore._of(driver.base, transform)
 
     def astype(self, dtype: Any) -> TensorStore:
         """Return a view with another data type, as :func:`gpustore.cast` does; nothing is read.

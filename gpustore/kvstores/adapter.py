@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 
 from gpustore.errors import StoreIOError
-from gpustore.kvstores.base import Base, KvStoreDriver, take_references
+from gpustore.kvstores.base import Base, KvStoreDriver, references_json, take_references
 from gpustore.kvstores.columns import LocateColumns, ReadRequest, ReadState
 from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.runtime.executor import reset_after_fork
@@ -224,10 +224,12 @@ class AdapterSpec(abc.ABC):
         return replace(self, base=self.base.without_context(), references={})
 
     def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
-        names = {id: id for id in self.resource_ids} if include_defaults else {}
         base = self.base.to_json(include_defaults)
         own = self.own_json(include_defaults=include_defaults)
-        return {"base": base, **names, **own, **self.references}
+        references = references_json(
+            self.resource_ids, self.references, include_defaults=include_defaults
+        )
+        return {"base": base, **own, **references}
 
     def to_url(self, path: str) -> str:
         return f"{self.base.url}|{self.id}:{encode_path(path)}"

@@ -563,9 +563,20 @@ def prefix_end(prefix: str) -> str | None:
     return stripped[:-1] + chr(ord(stripped[-1]) + 1)
 
 
-def take_references(members: Members, ids: Sequence[str]) -> dict[str, JsonValue]:
-    """Take the members of a spec for the context resources of types `ids`, normalised."""
-    return {id: members.take_with(id, partial(resource_json, id)) for id in ids if id in members}
+def take_references(
+    members: Members, ids: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, JsonValue]:
+    """Take the members of a spec for the context resources of types `ids`, normalised.
+
+    References to the default ones are left out, except of those in `optional`, which a spec without
+    the member has not.
+    """
+    given = {
+        id: members.take_with(id, partial(resource_json, id))
+        for id in (*ids, *optional)
+        if id in members
+    }
+    return {id: json for id, json in given.items() if json != id or id in optional}
 
 
 def references_json(
@@ -574,7 +585,8 @@ def references_json(
     """Return the members of a spec that :func:`take_references` takes."""
     if not include_defaults:
         return dict(references)
-    return {id: resource_json(id, references.get(id, id), include_defaults=True) for id in ids}
+    named = {**{id: id for id in ids}, **references}
+    return {id: resource_json(id, json, include_defaults=True) for id, json in named.items()}
 
 
 def require_slashes(component: UrlComponent) -> None:

@@ -111,7 +111,7 @@ class KvStoreSpec:
         """Return the spec that JSON describes: an object, or a string with a URL."""
         if isinstance(json, str):
             return _from_url(json)
-        members = Members(json)
+        members = Members(json, integral_floats=True)
         name = members.take_str("driver")
         kind: DriverKind | None = registry.find("kvstores", name)
         if kind is None:
@@ -198,8 +198,10 @@ class KvStoreSpec:
         json["driver"] = self._driver.id
         if self._path or include_defaults:
             json["path"] = self._path
-        if self._context or include_defaults:
-            json["context"] = self._context or {}
+        if include_defaults:
+            json["context"] = Context.Spec(self._context or {}).to_json(include_defaults)
+        elif self._context:
+            json["context"] = self._context
         return {name: ordered(json[name]) for name in sorted(json)}
 
     def copy(self) -> KvStoreSpec:

@@ -93,8 +93,10 @@ class ChunkKeyEncoding:
             return None
         return tuple(map(int, indices))
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the metadata member; a default separator is omitted, as TensorStore does."""
-        if self.separator == _DEFAULT_SEPARATOR[self.name]:
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return the metadata member; a default separator is omitted, as TensorStore does, unless
+        `include_defaults`.
+        """
+        if not include_defaults and self.separator == _DEFAULT_SEPARATOR[self.name]:
             return {"name": self.name}
         return {"name": self.name, "configuration": {"separator": self.separator}}

@@ -186,8 +186,9 @@ class N5Constraints:
                 return len(value)
         return None
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the ``metadata`` of a spec."""
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return the ``metadata`` of a spec, which are the same with defaults."""
+        del include_defaults
         return _to_json(self)
 
     def __eq__(self, other: object) -> bool:

@@ -80,14 +80,14 @@ class PrecomputedConstraints:
     @classmethod
     def take(cls, members: Members) -> Self:
         """Take the members of a spec."""
-        index = members.take_int("scale_index", 0, default=None)
+        index = members.take_int("scale_index", 0, 2**64 - 1, default=None)
 
         def multiscale(value: JsonValue) -> dict[str, Any]:
             given = Members(value, integral_floats=True)
             taken: dict[str, Any] = {
                 "type": given.take_str("type", None),
                 "dtype": given.take_with("data_type", _data_type, None),
-                "channels": given.take_int("num_channels", 1, default=None),
+                "channels": given.take_int("num_channels", 1, 2**31 - 1, default=None),
             }
             given.finish()
             return taken

@@ -105,8 +105,6 @@ class ScaleConstraints:
         Block of ``compressed_segmentation``.
     sharding : Sharding or None
         None without shards.
-    extra : mapping
-        Other members.
     """
 
     key: str | None = None
@@ -119,7 +117,6 @@ class ScaleConstraints:
     png_level: int | None = None
     block_size: Sizes | None = None
     sharding: Sharding | Unset | None = UNSET
-    extra: Mapping[str, JsonValue] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: JsonValue) -> Self:
@@ -131,7 +128,7 @@ class ScaleConstraints:
             raise members.error('cannot be specified without "size"', "voxel_offset")
         taken["voxel_offset"] = members.take_with("voxel_offset", three(_index), (0, 0, 0))
         taken["chunk_size"] = members.take_with("chunk_size", three(_chunk), None)
-        taken["extra"] = {name: members.take(name) for name in members.names()}
+        members.finish()
         return cls(**taken)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -143,7 +140,7 @@ class ScaleConstraints:
             value |= {"size": list(self.size), "voxel_offset": list(self.voxel_offset)}
         if self.chunk_size is not None:
             value["chunk_size"] = list(self.chunk_size)
-        return {**value, **self.extra}
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)

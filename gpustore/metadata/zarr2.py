@@ -227,8 +227,9 @@ class Zarr2Constraints:
                 return len(value)
         return None
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the ``metadata`` of a spec."""
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return the ``metadata`` of a spec, which are the same with defaults."""
+        del include_defaults
         return {
             name: to_json(value)
             for name, to_json in self._to_json().items()

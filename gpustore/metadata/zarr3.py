@@ -259,8 +259,11 @@ class Zarr3Constraints:
         """Unit of each dimension, None without a constraint on them."""
         return parse_dimension_units(self.attributes)
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the ``metadata`` of a spec, with ``node_type`` unless it is empty."""
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return the ``metadata`` of a spec, with ``node_type`` unless there is nothing else.
+
+        `include_defaults` adds what a reader of the document assumes.
+        """
         value: dict[str, JsonValue] = {}
         if self.zarr_format is not None:
             value["zarr_format"] = self.zarr_format
@@ -273,7 +276,9 @@ class Zarr3Constraints:
         if self.chunk_shape is not None:
             value["chunk_grid"] = _chunk_grid(self.chunk_shape, self.chunk_edges)
         if self.chunk_key_encoding is not None:
-            value["chunk_key_encoding"] = self.chunk_key_encoding.to_json()
+            value["chunk_key_encoding"] = self.chunk_key_encoding.to_json(
+                include_defaults=include_defaults
+            )
         if self.codecs is not None:
             value["codecs"] = [codec.to_json() for codec in self.codecs]
         if self.attributes:
@@ -281,7 +286,7 @@ class Zarr3Constraints:
         if self.dimension_names is not None and any(n is not None for n in self.dimension_names):
             value["dimension_names"] = list(self.dimension_names)
         value |= self.extensions
-        if value or self.node_type is not None:
+        if value or include_defaults:
             value["node_type"] = "array"
         return value
 

@@ -144,7 +144,7 @@ class Context:
                 return
             members = expect_object(from_python(json))
             self._definitions = {
-                key: _define(_type_of(key), members[key]) for key in sorted(members)
+                key: _define(_type_of(key, key), members[key]) for key in sorted(members)
             }
 
         def to_json(self, include_defaults: bool = False) -> dict[str, JsonValue]:
@@ -343,6 +343,12 @@ def resource_json(id: str, json: JsonValue, *, include_defaults: bool = False) -
     {'acquire_timeout': '1m30s', 'mode': 'lockfile'}
     """
     kind = _type_of(id)
+    if isinstance(json, list | tuple):  # TensorStore's mark of a resource that exists.
+        if len(json) != 1:
+            raise MetadataError(f"Expected single-element array, but received: {text(json)}")
+        (json,) = json
+    if json is None:
+        raise MetadataError("Expected non-null value, but received: null")
     return _to_json(kind, _parse(kind, from_python(json)), include_defaults=include_defaults)
 
 
@@ -368,13 +374,15 @@ def definitions(resources: Mapping[str, Context.Resource]) -> dict[str, JsonValu
     return {name: json for name, json in found.items() if name not in _OWN or json != _OWN[name]}
 
 
-def _type_of(key: str) -> ResourceType[Any, Any]:
+def _type_of(key: str, shown: str = "") -> ResourceType[Any, Any]:
+    """Return the type of the resource `key`; an error shows `shown`, or the part before "#"."""
     id = key.partition("#")[0] if "#" in key else key
     kind: ResourceType[Any, Any] | None = registry.find("resources", id)
     if kind is None:
         known = ", ".join(registry.ids("resources"))
+        name = quote(shown or id or key)
         raise MetadataError(
-            f"Invalid context resource identifier: {quote(id or key)} (expected one of {known})"
+            f"Invalid context resource identifier: {name} (expected one of {known})"
         )
     return kind
 

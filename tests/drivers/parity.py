@@ -49,6 +49,8 @@ def outcome(function, *, root=None):
     except (ValueError, NotImplementedError, TypeError, IndexError, OverflowError) as error:
         builtins = (NotImplementedError, IndexError, TypeError, OverflowError, ValueError)
         kinds = [kind.__name__ for kind in builtins if isinstance(error, kind)]
+        if isinstance(error, NotImplementedError):
+            kinds = kinds[:1]  # UnsupportedError is a ValueError too.
         message = _PAYLOAD.sub("", str(error))
         for defect, better in _DEFECTS.items():
             message = message.replace(defect, better)

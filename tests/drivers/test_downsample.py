@@ -42,6 +42,48 @@ def opened(library, folder=None):
     return store
 
 
+CELLS = {
+    "all": lambda view: view,
+    "a range": lambda view: view[1:3, 2:5],
+    "a row": lambda view: view[2],
+    "a row of another factor": lambda view: view[:, 6],
+    "indices": lambda view: view[[1, 2, 1]],
+    "a stride": lambda view: view[:4:2],
+    "another origin": lambda view: view.translate_to[10, 20],
+    "no cells": lambda view: view[1:1],
+    "transposed": lambda view: view.T,
+    "indices that are outside": lambda view: view[[1, 9]],
+    "of a crop": lambda view: view[1:2, 1],
+}
+
+
+@each("name", CELLS)
+def test_base_is_the_elements_of_the_cells(name, tmp_path):
+    def of_store(library, folder):
+        del folder
+        store = opened(library)[1:8]
+        shown = []
+        for method in ("mean", "stride"):
+            cells = CELLS[name](library.downsample(store, [2, 3], method))
+            shown += [cells.base.domain, cells.base.read().result().tolist(), cells.base.spec()]
+            shown.append(cells.spec().base)
+        return shown
+
+    def of_spec(library, folder):
+        del folder
+        base = {"driver": "zarr3", "kvstore": "memory://a/"}
+        shown = []
+        for domain in ({"shape": [9, 20]}, {"rank": 2}):
+            spec = library.Spec({**base, "schema": {"domain": domain}})
+            view = library.downsample(spec, [2, 3], "mean")
+            if "shape" in domain or name in ("all", "a range", "a row", "transposed"):
+                shown.append(CELLS[name](view).base)
+        return shown
+
+    check(of_store, tmp_path)
+    check(of_spec, tmp_path)
+
+
 PARTS = {
     "dtype": lambda store: store.dtype.name,
     "fill value": lambda store: store.fill_value.tolist(),
@@ -226,8 +268,8 @@ def test_a_spec_opens_what_was_stored(tmp_path):
         assert np.array_equal(again.read().result(), expected.read().result())
     with pytest.raises(gpustore.MetadataError, match="only reading is supported"):
         gpustore.open(store.spec(), write=True).result()
-    with pytest.raises(gpustore.UnsupportedError, match='"chunk_layout" is not a constraint'):
-        gpustore.open(store.spec(), chunk_layout=gpustore.ChunkLayout(rank=2, inner_order=[0, 1]))
+    with pytest.raises(gpustore.UnsupportedError, match='"domain" is not a constraint'):
+        gpustore.open(store.spec(), shape=[5, 5])
 
 
 @st.composite

@@ -264,7 +264,10 @@ def test_default_values():
     assert (locking.mode, locking.acquire_timeout_s) == ("os", 60.0)
     retries = values.pop("file_io_retries")
     assert (retries.max_retries, retries.initial_delay_s, retries.max_delay_s) == (0, 1.0, 32.0)
-    network = ("http", "s3", "gcs", "aws")
+    assert values.pop("experimental_s3_rate_limiter") is None
+    assert values.pop("experimental_gcs_rate_limiter") is None
+    assert values.pop("ocdbt_coordinator") is None
+    network = ("http", "s3", "gcs", "tsgrpc", "aws")
     assert {id for id in values if not id.startswith(network)} == set()
 
 

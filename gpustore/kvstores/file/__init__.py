@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeVar
 
 from gpustore.errors import GpustoreError, StoreIOError
-from gpustore.kvstores.base import KeyDirectory, KvStoreDriver, prefix_end, take_references
+from gpustore.kvstores.base import (
+    KeyDirectory,
+    KvStoreDriver,
+    prefix_end,
+    references_json,
+    take_references,
+)
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -479,8 +485,7 @@ class FileSpec:
         return FileSpec()
 
     def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
-        json: dict[str, JsonValue] = {id: id for id in RESOURCES} if include_defaults else {}
-        return {**json, **self.references}
+        return references_json(RESOURCES, self.references, include_defaults=include_defaults)
 
     def to_url(self, path: str) -> str:
         # A relative path is printed as it is typed, as in "file://data/x"; TensorStore leaves "@".

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
+_RATE_LIMITER: Final = "experimental_gcs_rate_limiter"
 _RESOURCES: Final = (
     "data_copy_concurrency",
     "gcs_request_concurrency",
@@ -164,6 +165,9 @@ class GcsSpec:
 
     def open(self, context: Context, path: str) -> GcsKvStore:
         del path
+        if _RATE_LIMITER in self.references:
+            # Raises UnsupportedError for a rate.
+            context.resource(_RATE_LIMITER, self.references[_RATE_LIMITER]).value  # noqa: B018
         resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
         return GcsKvStore(self, resources)
 
@@ -190,7 +194,7 @@ class _Kind:
             _check_bucket(bucket)
         except MetadataError as error:
             raise members.error(error, "bucket") from None
-        return GcsSpec(bucket, take_references(members, _RESOURCES))
+        return GcsSpec(bucket, take_references(members, _RESOURCES, (_RATE_LIMITER,)))
 
     def from_url(self, component: UrlComponent) -> tuple[GcsSpec, str]:
         require_slashes(component)

@@ -61,15 +61,15 @@ def proxy_for(origin: Origin) -> Proxy | None:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         user, _, authority = parts.netloc.rpartition("@")
-        if parts.scheme != "http":
-            raise UnsupportedError(
-                f"the environment variable {variable} names a proxy of the scheme "
-                f"{parts.scheme!r}; only http is supported"
-            )
-        found = Origin.parse(parts.scheme, authority)
+        found = Origin.parse("http", authority)
     except ValueError as error:
         text = error.text if isinstance(error, MetadataError) else "it is not a URL"
         raise MetadataError(f"Invalid environment variable {variable}: {text}") from None
+    if parts.scheme != "http":
+        raise UnsupportedError(
+            f"the environment variable {variable} names a proxy of the scheme {parts.scheme!r}; "
+            "only http is supported"
+        )
     if not user:
         return Proxy(found, "")
     secret = base64.b64encode(unquote_to_bytes(user)).decode()

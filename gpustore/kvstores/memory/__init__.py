@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from gpustore.kvstores.base import KvStoreDriver, require_slashes, take_references
+from gpustore.kvstores.base import KvStoreDriver, references_json, require_slashes, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     AtomicRequest,
@@ -164,10 +164,10 @@ class MemorySpec:
         return MemorySpec(self.atomic)
 
     def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
-        json: dict[str, JsonValue] = {_RESOURCE: _RESOURCE} if include_defaults else {}
+        json = references_json((_RESOURCE,), self.references, include_defaults=include_defaults)
         if include_defaults or not self.atomic:
             json["atomic"] = self.atomic
-        return {**json, **self.references}
+        return json
 
     def to_url(self, path: str) -> str:
         return f"memory://{encode_path(path)}"

