@@ -101,7 +101,7 @@ MOMENTS = [
     pytest.param(70, "--quiet", marks=pytest.mark.slow),
     pytest.param(700, "", marks=pytest.mark.slow),
     pytest.param(64, "--shards 256,256", marks=pytest.mark.slow),
-    pytest.param(640, "--shards 256,256", marks=pytest.mark.slow),
+    pytest.param(256, "--shards 256,256", marks=pytest.mark.slow),
 ]
 
 
