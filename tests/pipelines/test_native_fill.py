@@ -333,19 +333,32 @@ def test_a_few_long_chunks_are_divided_among_all_threads(tmp_path, monkeypatch):
 
 
 def test_the_error_of_the_first_chunk_that_fails_is_raised(tmp_path, monkeypatch):
-    """Threads take pieces of a read, each of which has a missing chunk, in any order."""
+    """Also where the thread that has it is slower than one that fails at a later chunk."""
     monkeypatch.setattr(native_fill, "PIECE_ROWS", (1, 1))
     spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/"}
-    spec["metadata"] = {"shape": [32 * CHUNK], "chunks": [CHUNK], "dtype": "|u1"}
+    spec["metadata"] = {"shape": [8, CHUNK], "chunks": [1, CHUNK], "dtype": "|u1"}
     spec["metadata"]["compressor"] = {"id": "zstd", "level": 1}
-    gpustore.open(spec, create=True, device="cpu").result()[: 4 * CHUNK] = 1
-    context = gpustore.Context({"data_copy_concurrency": {"limit": 8}})
+    gpustore.open(spec, create=True, device="cpu").result()[:4] = 1
+    later = threading.Event()
+    fill, note = DevicePart.fill, native_fill.NativeFill._note
+
+    def slow(part, files, lo, hi, *cached):
+        if lo == 4:
+            assert later.wait(60)
+        return fill(part, files, lo, hi, *cached)
+
+    def noted(filling, number, error):
+        note(filling, number, error)
+        later.set()
+
+    monkeypatch.setattr(DevicePart, "fill", slow)
+    monkeypatch.setattr(native_fill.NativeFill, "_note", noted)
+    context = gpustore.Context({"data_copy_concurrency": {"limit": 4}})
     with emulated() as device:
         spec["fill_missing_data_reads"] = False
         store = gpustore.open(spec, device=device.name, context=context).result()
-        for _ in range(8):
-            with pytest.raises(gpustore.NotFoundError) as caught:
-                store.read().result()
-            assert caught.value.key.endswith("/4")
-            del caught
-        del store
+        with pytest.raises(gpustore.NotFoundError) as caught:
+            store.read().result()
+        assert later.is_set()
+        assert caught.value.key.endswith("/4.0")
+        del caught, store
