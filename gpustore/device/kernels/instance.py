@@ -34,10 +34,10 @@ CAST_TARGETS = ("gs::f16", "gs::bf16", "gs::f32")
 
 RANKS = (1, 2, 3, 4, 8, 32)
 _TILED_RANKS = (2, 3, 4, 8, 32)
-_INDEXED_RANKS = (2, 4, 32)
+_INDEXED_RANKS = (4, 32)
 _CAST_RANKS = (2, 4, 32)
 _CAST_TILED_RANKS = (3, 32)
-_FILL_RANKS = (1, 2, 4, 8, 32)
+_FILL_RANKS = (1, 2, 4, 32)
 _PATCH_RANKS = (4, 8, 32)
 
 
