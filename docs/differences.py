@@ -124,6 +124,33 @@ def reversed_cells(api: ModuleType, folder: Path) -> object:
     return sorted(cells[::-1].base.read().result().reshape(-1).tolist())
 
 
+def base_of_a_cast(api: ModuleType, folder: Path) -> object:
+    del folder
+    schema = {"domain": {"shape": [5]}}
+    spec = {"driver": "cast", "dtype": "int32", "base": {**ZARR, "schema": schema}}
+    return "transform" in api.Spec(spec).to_json()["base"]
+
+
+def context_of_a_database(api: ModuleType, folder: Path) -> object:
+    del folder
+    kvstore = api.KvStore.open({"driver": "ocdbt", "base": "memory://"}).result()
+    return sorted(kvstore.spec(retain_context=True).to_json()["context"])
+
+
+def domain_of_a_stack_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    layer = {**ZARR, "schema": {"domain": {"shape": [5]}}}
+    spec = {"driver": "stack", "layers": [layer], "transform": {"input_rank": 1}}
+    return api.Spec(spec).schema.domain
+
+
+def aspect_ratio_of_a_stack(api: ModuleType, folder: Path) -> object:
+    del folder
+    layout = {"read_chunk": {"aspect_ratio": [1]}}
+    spec = {"driver": "stack", "layers": [{**ZARR, "schema": {"domain": {"shape": [5]}}}]}
+    return api.Spec({**spec, "schema": {"chunk_layout": layout}}).chunk_layout.to_json()
+
+
 def contradiction(api: ModuleType, folder: Path) -> object:
     del folder
     layout = {"chunk_layout": {"grid_origin": [1]}}
@@ -686,6 +713,26 @@ DIFFERENCES = (
         "`base` of a reversed downsampled array",
         reversed_cells,
         "TensorStore's has the elements of one cell",
+    ),
+    Difference(
+        "JSON of the base of a cast: whether it has a transform",
+        base_of_a_cast,
+        "that of the cast says the same",
+    ),
+    Difference(
+        "resources of an OCDBT database",
+        context_of_a_database,
+        "there is no coordinator",
+    ),
+    Difference(
+        "domain of a stack's spec under an unbounded transform",
+        domain_of_a_stack_spec,
+        "that of its layers, as when it is open",
+    ),
+    Difference(
+        "aspect ratio of the chunks of a stack",
+        aspect_ratio_of_a_stack,
+        "TensorStore passes over it; layers have chunks of their own",
     ),
     Difference(
         "constraints that no array meets",
