@@ -219,3 +219,19 @@ def _decode(path: str) -> str:
         return unquote_to_bytes(path).decode()
     except UnicodeError:
         raise ValueError(f"Invalid UTF-8 percent-encoding sequence: {quote(path)}") from None
+
+
+def require_slashes(component: UrlComponent) -> None:
+    """Raise MetadataError unless a URL component is ``scheme://path``, without query."""
+    component.require_path_only("kvstore")
+    if not component.slashes:
+        scheme = component.scheme
+        raise component.error("kvstore", f'Scheme "{scheme}://" not present in url')
+
+
+def require_no_slashes(component: UrlComponent) -> None:
+    """Raise MetadataError unless a URL component is ``scheme:path``, without query."""
+    component.require_path_only("kvstore")
+    if component.slashes:
+        scheme = component.scheme
+        raise component.error("kvstore", f'Scheme "{scheme}:" not present in url')

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from gpustore.runtime.executor import Executor
     from gpustore.runtime.transaction import Transaction
     from gpustore.strict_json.parsing import JsonValue, Members
-    from gpustore.url import UrlComponent
 
 
 _REPLACE_ATTEMPTS: Final = 1000
@@ -587,19 +586,3 @@ def references_json(
         return dict(references)
     named = {**{id: id for id in ids}, **references}
     return {id: resource_json(id, json, include_defaults=True) for id, json in named.items()}
-
-
-def require_slashes(component: UrlComponent) -> None:
-    """Raise MetadataError unless a URL component is ``scheme://path``, without query."""
-    component.require_path_only("kvstore")
-    if not component.slashes:
-        scheme = component.scheme
-        raise component.error("kvstore", f'Scheme "{scheme}://" not present in url')
-
-
-def require_no_slashes(component: UrlComponent) -> None:
-    """Raise MetadataError unless a URL component is ``scheme:path``, without query."""
-    component.require_path_only("kvstore")
-    if component.slashes:
-        scheme = component.scheme
-        raise component.error("kvstore", f'Scheme "{scheme}:" not present in url')

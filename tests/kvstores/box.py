@@ -15,7 +15,6 @@ import pytest
 from gpustore import registry
 from gpustore.errors import ConflictError, NotFoundError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import require_no_slashes
 from gpustore.kvstores.columns import (
     ABSENT,
     LocateColumns,
@@ -28,6 +27,7 @@ from gpustore.kvstores.columns import (
     check_nbytes,
     condition_holds,
 )
+from gpustore.url import require_no_slashes
 
 __all__ = ["DRIVER", "BoxKvStore", "BoxSpec", "registered"]
 

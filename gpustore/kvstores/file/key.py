@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from gpustore.errors import InvalidKeyError
-from gpustore.kvstores.base import invalid_key, require_slashes
+from gpustore.kvstores.base import invalid_key
 from gpustore.kvstores.file.lock import LOCK_SUFFIX
 from gpustore.strict_json.parsing import quote
+from gpustore.url import require_slashes
 
 if TYPE_CHECKING:
     from gpustore.url import UrlComponent

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 from gpustore.errors import InvalidKeyError, MetadataError
 from gpustore.kvstores.base import (
     references_json,
-    require_slashes,
     take_references,
 )
 from gpustore.kvstores.buckets.authorization import SameFields
@@ -36,7 +35,7 @@ from gpustore.kvstores.gcs.credentials import GoogleCredentials
 from gpustore.kvstores.http.client import HttpClient
 from gpustore.kvstores.http.message import HttpResponse, Origin
 from gpustore.strict_json.parsing import quote
-from gpustore.url import encode_path
+from gpustore.url import encode_path, require_slashes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

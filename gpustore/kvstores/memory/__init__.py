@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from gpustore.kvstores.base import KvStoreDriver, references_json, require_slashes, take_references
+from gpustore.kvstores.base import KvStoreDriver, references_json, take_references
 from gpustore.kvstores.columns import (
     ABSENT,
     AtomicRequest,
@@ -23,7 +23,7 @@ from gpustore.kvstores.columns import (
     WriteColumns,
     WriteRequest,
 )
-from gpustore.url import encode_path
+from gpustore.url import encode_path, require_slashes
 
 if TYPE_CHECKING:
     import builtins

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpustore.errors import GpustoreError, MismatchError, UnsupportedError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import Base, invalid_key, require_no_slashes
+from gpustore.kvstores.base import Base, invalid_key
 from gpustore.kvstores.columns import (
     AtomicRequest,
     LocateColumns,
@@ -65,7 +65,7 @@ from gpustore.kvstores.spec import KvStoreSpec
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.context import resource_json
 from gpustore.strict_json.parsing import Members, expect_str, quote
-from gpustore.url import encode_path
+from gpustore.url import encode_path, require_no_slashes
 
 if TYPE_CHECKING:
     import builtins

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from gpustore.errors import MetadataError, UnsupportedError
 from gpustore.kvstores.base import (
     references_json,
-    require_slashes,
     take_references,
 )
 from gpustore.kvstores.buckets.bucket import CONFLICT_PASSES, Bucket, check_object_path, code_of
@@ -44,7 +43,7 @@ from gpustore.kvstores.s3.address import (
 from gpustore.kvstores.s3.credentials import AwsCredentials
 from gpustore.kvstores.s3.signature import SignedFields
 from gpustore.strict_json.parsing import quote
-from gpustore.url import encode_path
+from gpustore.url import encode_path, require_slashes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping

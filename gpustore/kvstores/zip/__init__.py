@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from gpustore.errors import ConflictError, GpustoreError, InvalidKeyError
 from gpustore.kvstores.adapter import AdapterKvStore, AdapterSpec, Part
-from gpustore.kvstores.base import require_no_slashes
 from gpustore.kvstores.columns import (
     ABSENT,
     AtomicRequest,
@@ -54,6 +53,7 @@ from gpustore.kvstores.zip.member import (
 from gpustore.kvstores.zip.writer import Writer
 from gpustore.resources.cache_pool import cache_of
 from gpustore.runtime.cache import Entry, Space
+from gpustore.url import require_no_slashes
 
 if TYPE_CHECKING:
     import builtins
