@@ -21,6 +21,8 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 
+_new = object.__new__
+
 
 class OpenedArray(IndexedView):
     """A driver seen through an index transform, without the operations that read or write."""
@@ -29,6 +31,32 @@ class OpenedArray(IndexedView):
 
     _driver: Driver
     _transform: IndexTransform
+
+    @classmethod
+    def _of(cls, driver: Driver, transform: IndexTransform) -> Self:
+        store = _new(cls)
+        store._driver = driver
+        store._transform = transform
+        return store
+
+    def _indexed(self) -> IndexTransform:
+        return self._transform
+
+    def _through(self, transform: IndexTransform) -> Self:
+        return self._of(self._driver, transform)
+
+    @property
+    def base(self) -> Self | None:
+        """Store that an adapter such as ``cast`` adapts; None otherwise.
+
+        Its domain is the same, or for ``downsample`` that of the elements of the cells.
+        """
+        driver = self._driver
+        if driver.base is None:
+            return None
+        below = getattr(driver, "below", None)
+        transform = self._transform if below is None else below(self._transform)
+        return self._of(driver.base, transform)
 
     @property
     def domain(self) -> IndexDomain:
@@ -141,7 +169,7 @@ class OpenedArray(IndexedView):
         transform = self._transform
         if driver.domain is not self._driver.domain:  # Another object has resized it.
             transform = placed_again(transform, driver)
-        return self._of(driver, transform)  # type: ignore[attr-defined,no-any-return]
+        return self._of(driver, transform)
 
     @property
     def attrs(self) -> Attributes:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from gpustore import registry
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.dtype import from_json as dtype_from_json
-from gpustore.drivers.base import IMAGES, NOT_OPENED, DriverSpec, OpenMode, UrlKind
+from gpustore.drivers.base import IMAGES, NOT_OPENED, OpenMode
 from gpustore.errors import MetadataError
+from gpustore.front.driver_from_url import detecting, driver_from_url
 from gpustore.front.spec_template import Parts
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.kvstores.spec import (
-    check_present,
-)
+from gpustore.kvstores.spec import check_present
 from gpustore.runtime.context import Context
 from gpustore.schema import Schema
 from gpustore.strict_json.near_names import near_or_known
@@ -32,21 +28,17 @@ NO_MODE = (*NOT_OPENED, *IMAGES, "auto")
 """Drivers whose JSON has no open mode: what is detected is not created."""
 
 
-def parsed(
-    json: JsonValue, from_url: Callable[[str], DriverSpec], dtype: dtype_ | None = None
-) -> Parts:
+def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
     """Return the parts of a spec.
 
     Parameters
     ----------
     json : JSON
-    from_url : callable
-        Returns the spec of a URL.
     dtype : dtype, optional
         Data type that the spec around this one states.
     """
     if isinstance(json, str):
-        return from_url(json), None, OpenMode(), None
+        return driver_from_url(json), None, OpenMode(), None
     members = Members(expect_object(json), integral_floats=True)
     name = members.take_str("driver")
     kind = registry.find("drivers", name)
@@ -58,10 +50,9 @@ def parsed(
                 f'Error parsing object member "driver": "{name}" is not a registered TensorStore '
                 f"driver{near_or_known(name, registry.ids('drivers'))}"
             )
-        auto: UrlKind = registry.find("drivers", "auto")
         with in_member("kvstore"):
             kvstore = KvStore.Spec(json)
-        return auto.from_url(kvstore, ""), None, OpenMode(), None
+        return detecting(kvstore), None, OpenMode(), None
     schema = Schema()
     if "schema" in members:
         schema = members.take_with("schema", Schema)
@@ -84,7 +75,7 @@ def parsed(
     if kind.is_adapter:
         base, below, mode, base_context = members.take_with(
             "base",
-            lambda base: parsed(base, from_url, schema.dtype if kind.keeps_dtype else None),
+            lambda base: parsed(base, schema.dtype if kind.keeps_dtype else None),
         )
         driver, below = kind.from_base(base, below, base_context, members, schema)
         members.finish()
@@ -92,7 +83,7 @@ def parsed(
             transform = below if transform is None else below[transform]
         return driver, transform, mode, context
     if hasattr(kind, "from_layers"):
-        layers = members.take_with("layers", partial(_parsed_layers, from_url))
+        layers = members.take_with("layers", _parsed_layers)
         driver = kind.from_layers(layers, members, schema)
         members.finish()
         return driver, transform, OpenMode(), context
@@ -102,11 +93,11 @@ def parsed(
     return driver, transform, mode, context
 
 
-def _parsed_layers(from_url: Callable[[str], DriverSpec], value: JsonValue) -> list[Parts]:
+def _parsed_layers(value: JsonValue) -> list[Parts]:
     layers = []
     for position, layer in enumerate(expect_list(value)):
         with at_position(position):
-            layers.append(parsed(layer, from_url))
+            layers.append(parsed(layer))
     return layers
 
 

@@ -22,28 +22,18 @@ from gpustore.drivers.base import (
     Opening,
     OpenMode,
     OpenRequest,
-    UrlKind,
 )
 from gpustore.errors import GpustoreError, MetadataError, UnsupportedError
 from gpustore.front.array_words import ARRAY_WORDS, constraints_of
 from gpustore.front.bound_context import bound, defined, defining, released, shown, stripped
+from gpustore.front.driver_from_url import detecting, driver_from_url
 from gpustore.front.parsed_spec import NO_MODE, parsed
-from gpustore.front.spec_template import Parts, parse
+from gpustore.front.spec_template import parse
 from gpustore.hierarchy.attributes import json_attributes
 from gpustore.index_space import IndexDomain, IndexTransform
 from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
-from gpustore.kvstores.spec import (
-    KVSTORE_ADAPTER,
-    KVSTORE_BASED,
-    TENSORSTORE_ADAPTER,
-    adapted,
-    find_scheme,
-    path_spec,
-    refuse_password,
-    root_spec,
-    unknown_scheme,
-)
+from gpustore.kvstores.spec import path_spec
 from gpustore.runtime.context import Context, definitions
 from gpustore.runtime.keyword_argument import set_keywords
 from gpustore.runtime.transaction import Transaction
@@ -51,9 +41,8 @@ from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
 from gpustore.schema.codec_spec import CodecSpec
 from gpustore.strict_json.member_order import ordered
-from gpustore.strict_json.parsing import JsonValue, from_python, quote
+from gpustore.strict_json.parsing import JsonValue, from_python
 from gpustore.strict_json.repr import pretty
-from gpustore.url import about_url, parse_pipeline
 
 SpecLike = Any
 """A Spec, a JSON object, a URL or a path."""
@@ -105,11 +94,11 @@ class Spec(IndexedView):
         if isinstance(json, Spec):
             self._set(json._driver, json._transform, json._mode, json._context, json._bound)
         elif isinstance(json, str):
-            self._set(_from_url(json), None, OpenMode(), None)
+            self._set(driver_from_url(json), None, OpenMode(), None)
         elif type(json) is not dict and isinstance(json, os.PathLike):
-            self._set(_detecting(path_spec(json)), None, OpenMode(), None)
+            self._set(detecting(path_spec(json)), None, OpenMode(), None)
         else:
-            self._set(*parse(json, _parsed))
+            self._set(*parse(json, parsed))
 
     def _set(
         self,
@@ -559,45 +548,3 @@ _OPTION_SETTERS = {
     name: _option_setter(name)
     for name in ("recheck_cached_metadata", "recheck_cached_data", "device")
 }
-
-
-def _parsed(json: JsonValue) -> Parts:
-    return parsed(json, _from_url)
-
-
-def _detecting(kvstore: KvStore.Spec) -> DriverSpec:
-    """Return the spec of an array of which the format is to be detected."""
-    kind: UrlKind = registry.find("drivers", "auto")
-    return kind.from_url(kvstore, "")
-
-
-def _from_url(url: str) -> DriverSpec:
-    """A spec from a URL pipeline: a kvstore, its adapters, a driver, and adapters of that."""
-    refuse_password(url)
-    try:
-        root, *applied = parse_pipeline(url, registry.is_kvstore)
-        kvstore = root_spec(root)
-        driver: DriverSpec | None = None
-        for component in applied:
-            role, kind = find_scheme(component.scheme)
-            if role == KVSTORE_ADAPTER and driver is None:
-                kvstore = adapted(kind, component, kvstore)
-            elif role == KVSTORE_BASED and driver is None:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(kvstore, component.path)
-            elif role == TENSORSTORE_ADAPTER:
-                component.require_path_only("TensorStore")
-                driver = kind.from_url(driver or _detecting(kvstore), component.path)
-            elif not role:
-                raise unknown_scheme(component)
-            else:
-                before = "KvStore" if driver is None else "TensorStore"
-                raise MetadataError(
-                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
-                    f"{before} URL pipeline component"
-                )
-    except GpustoreError as error:
-        if not url:
-            raise
-        raise about_url(error, url) from error.__cause__
-    return driver or _detecting(kvstore)

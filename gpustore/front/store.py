@@ -31,8 +31,6 @@ from gpustore.runtime.progress import Progress
 from gpustore.runtime.statistics import CURRENT, ReadOperation, WriteOperation, operation
 from gpustore.runtime.write_futures import WriteFutures, write_after
 
-_new = object.__new__
-
 _S = TypeVar("_S", bound="TensorStore")
 _Library = Literal["numpy", "cupy", "torch", "jax"]
 
@@ -56,13 +54,6 @@ class TensorStore(ShownArray):
 
     def __init__(self) -> None:
         raise TypeError("use gpustore.open(...).result() to get a TensorStore")
-
-    @classmethod
-    def _of(cls, driver: Driver, transform: IndexTransform) -> Self:
-        store = _new(cls)
-        store._driver = driver
-        store._transform = transform
-        return store
 
     # ---- parts of it
 
@@ -92,27 +83,8 @@ class TensorStore(ShownArray):
         """Write `source` to a part and wait until it is stored."""
         self[index].write(source).result()
 
-    def _indexed(self) -> IndexTransform:
-        return self._transform
-
-    def _through(self, transform: IndexTransform) -> Self:
-        return self._of(self._driver, transform)
-
     def _accessor(self, name: str) -> Accessor[Self]:
         return _WritableAccessor(self, name, super()._accessor(name).__getitem__)
-
-    @property
-    def base(self) -> TensorStore | None:
-        """Store that an adapter such as ``cast`` adapts; None otherwise.
-
-        Its domain is the same, or for ``downsample`` that of the elements of the cells.
-        """
-        driver = self._driver
-        if driver.base is None:
-            return None
-        below = getattr(driver, "below", None)
-        transform = self._transform if below is None else below(self._transform)
-        return TensorStore._of(driver.base, transform)
 
     def astype(self, dtype: Any) -> TensorStore:
         """Return a view with another data type, as :func:`gpustore.cast` does; nothing is read.
