@@ -209,18 +209,20 @@ class CommandList:
 
     def upload(self, src: Pinned, start: int, dst: int, nbytes: int) -> None:
         """Record the copy of bytes of pinned memory to scratch memory."""
+        upload = self._device.upload
 
         def step(stream: Stream, tables: int, results: int) -> None:
-            self._device.upload(src, start, dst, nbytes, stream)
+            upload(src, start, dst, nbytes, stream)
             STATISTICS.add(copies=1, bytes_to_device=nbytes)
 
         self._steps.append(step)
 
     def download(self, src: int, dst: Pinned, start: int, nbytes: int) -> None:
         """Record the copy of bytes of device memory to pinned memory."""
+        download = self._device.download
 
         def step(stream: Stream, tables: int, results: int) -> None:
-            self._device.download(src, dst, start, nbytes, stream)
+            download(src, dst, start, nbytes, stream)
             STATISTICS.add(copies=1, bytes_to_host=nbytes)
 
         self._steps.append(step)
@@ -293,7 +295,8 @@ class CommandList:
         """Record a launch; see :meth:`gpustore.device.protocol.Device.launch`."""
         if not blocks:
             return
-        kernel = self._device.kernel(family, expression)
+        device = self._device
+        kernel = device.kernel(family, expression)
 
         def step(stream: Stream, tables: int, results: int) -> None:
             resolved: list[Argument] = []
@@ -304,7 +307,7 @@ class CommandList:
                     resolved.append(np.uint64(results + argument.offset))
                 else:
                     resolved.append(argument)
-            self._device.launch(kernel, blocks, resolved, stream)
+            device.launch(kernel, blocks, resolved, stream)
 
         self.record(step)
 
@@ -496,7 +499,10 @@ class CommandList:
             self.launch("replace_damaged", "gs::replace_damaged", blocks, arguments)
 
     def record(self, step: Step) -> None:
-        """Record a call of the device: a function of stream, tables' and results' addresses."""
+        """Record a call of the device: a function of stream, tables' and results' addresses.
+
+        It must not refer to this list, whose memory would stay until garbage is collected.
+        """
         self._steps.append(step)
         self.launches += 1
 

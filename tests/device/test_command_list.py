@@ -1,5 +1,8 @@
 """Sub-batches of values, recorded and run on the emulated device and on a GPU."""
 
+import gc
+import weakref
+
 import google_crc32c
 import numcodecs
 import numpy as np
@@ -182,6 +185,29 @@ def test_tables_are_made_where_they_are_uploaded_from_as_far_as_they_fit(bench, 
         found = into[: commands.table_nbytes].tobytes()
         assert len(found) == len(expected)
         assert all(one == other for one, other in zip(found, expected) if other != ord("x"))
+
+
+def test_a_list_does_not_refer_to_itself():
+    """What it holds is freed with it, not when garbage is collected."""
+    with bench_of(EmulatedDevice()) as bench:
+        recorded = Recorded(bench, [checksummed(encode("zstd", smooth(NBYTES)))])
+        commands, room = recorded.commands, np.zeros(1 << 12, np.uint8)
+        dst = decoded_spans(bench, 1)
+        commands.guard(int(dst.address[0]), dst, int(dst.address[0]) + NBYTES, commands.rows)
+        commands.checksum("crc32c", commands.values, np.zeros(1, "u4"))
+        commands.decompress("zstd", commands.values, dst)
+        commands.upload(recorded.pinned, 0, int(dst.address[0]), 16)
+        commands.download(int(dst.address[0]), recorded.pinned, 0, 16)
+        commands.check_bits(b"\0")
+        commands.table(room)
+        gone = weakref.ref(room)
+        gc.disable()
+        try:
+            del commands, recorded.commands, room
+            assert gone() is None
+        finally:
+            gc.enable()
+        bench.device.free_pinned(recorded.pinned)
 
 
 def blosclz(data):
