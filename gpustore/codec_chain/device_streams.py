@@ -113,17 +113,6 @@ def _outputs(count: int, nbytes: int) -> tuple[Integers, Integers]:
     return columns
 
 
-def destinations_like(commands: CommandList, outputs: Spans, rows: Integers) -> Spans:
-    """Allocate guarded device memory for further outputs of the same sizes, of the same rows."""
-    first, last = int(outputs.address[0]), int(outputs.address[-1])
-    total = _PADDING + last - first + pitch_of(int(outputs.nbytes[-1]))
-    address = commands.scratch(total)
-    starts = outputs.address.view(np.int64) + (address + _PADDING - first)
-    found = Spans(starts.view(np.uint64), outputs.nbytes)
-    commands.guard(address, found, address + total, rows)
-    return found
-
-
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
     """Return streams at multiples of `alignment`, and the copies (from, to) that align them.
 

@@ -80,8 +80,8 @@ class FrameTables(Protocol):
         Whether blocks are not shuffled (0), their bytes (1) or their bits (2).
     blocks, compressed, stored : int
         Number of blocks, of compressed streams, and of stored ones.
-    most_nbytes : int
-        Decoded bytes of the longest compressed stream.
+    most_nbytes, total_nbytes : int
+        Decoded bytes of the longest compressed stream, and of all of them.
     copy_blocks, shuffle_blocks : int
         Thread blocks of the launches for stored streams, and for shuffled blocks.
     """
@@ -93,6 +93,7 @@ class FrameTables(Protocol):
     compressed: int
     stored: int
     most_nbytes: int
+    total_nbytes: int
     copy_blocks: int
     shuffle_blocks: int
 

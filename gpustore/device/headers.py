@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,25 +69,69 @@ class HeaderColumns:
         return HeaderColumns(tuple([np.zeros(count, column.dtype) for column in self.columns]))
 
 
+FRAME_HEADS: Final = 8
+"""Columns of the heads of frames."""
+
+
 @dataclass(frozen=True, slots=True)
 class FramePart:
-    """Some frames that were read together.
+    """Some n frames that were read together; struct ``FrameColumns`` of ``kernels/host/job.h``.
 
     Attributes
     ----------
-    heads : ndarray of int64, shape (6, n)
-        Decoded bytes of each frame, 0 for those that are left; bytes of an element; number of the
-        compressor; whether the frame is stored, its bytes are shuffled, its bits are.
-    blocks : ndarray of int64, shape (3, blocks)
-        Frame of each block, ascending, its first decoded byte, decoded bytes.
-    streams : ndarray of int64, shape (5, streams)
-        Frame of each stream, ascending, first byte and bytes within the frame, of the decoded
-        stream too.
+    memory : ndarray of int64
+        All columns one behind the other: of n heads, of as many blocks as there is room for, and of
+        as many streams.
+    rows : int
+        Number n of frames.
+    block_room, stream_room : int
+        Number of blocks and of streams for which there is room.
+    block_count, stream_count : int
+        Number of blocks and of streams.
     """
 
-    heads: Integers
-    blocks: Integers
-    streams: Integers
+    memory: Integers
+    rows: int
+    block_room: int
+    stream_room: int
+    block_count: int
+    stream_count: int
+
+    @classmethod
+    def of(cls, heads: Integers, blocks: Integers, streams: Integers) -> FramePart:
+        """Join columns of the shapes of :attr:`heads`, :attr:`blocks` and :attr:`streams`."""
+        memory = np.concatenate((heads.ravel(), blocks.ravel(), streams.ravel()))
+        counts = blocks.shape[1], streams.shape[1]
+        return cls(memory, heads.shape[1], *counts, *counts)
+
+    @property
+    def heads(self) -> Integers:
+        """Columns of the frames, shape (8, n).
+
+        Decoded bytes, 0 of those that are left; bytes of an element; number of the compressor;
+        whether the frame is stored, its bytes are shuffled, its bits are; its blocks and streams.
+        """
+        return self.memory[: FRAME_HEADS * self.rows].reshape(FRAME_HEADS, -1)
+
+    @property
+    def blocks(self) -> Integers:
+        """Columns of the blocks, shape (3, blocks).
+
+        Frame, ascending, first decoded byte, decoded bytes.
+        """
+        begin = FRAME_HEADS * self.rows
+        columns = self.memory[begin : begin + 3 * self.block_room].reshape(3, -1)
+        return columns[:, : self.block_count]
+
+    @property
+    def streams(self) -> Integers:
+        """Columns of the streams, shape (5, streams).
+
+        Frame, ascending, first byte and bytes within the frame, of the decoded stream too.
+        """
+        begin = FRAME_HEADS * self.rows + 3 * self.block_room
+        columns = self.memory[begin:].reshape(5, -1)
+        return columns[:, : self.stream_count]
 
 
 class FrameColumns:
@@ -107,8 +151,8 @@ class FrameColumns:
     def head(self, number: int) -> Integers:
         """Return one column of the heads of all frames."""
         if len(self.parts) == 1:
-            column: Integers = self.parts[0].heads[number]
-            return column
+            rows = self.parts[0].rows
+            return self.parts[0].memory[number * rows : (number + 1) * rows]
         return np.concatenate([part.heads[number] for part in self.parts])
 
     @property
@@ -117,43 +161,40 @@ class FrameColumns:
         if len(self.parts) == 1:
             return self.parts[0]
         heads = np.concatenate([one.heads for one in self.parts], axis=1)
-        counts = np.array([one.heads.shape[1] for one in self.parts])
+        counts = np.array([one.rows for one in self.parts])
         parts = []
         for name in ("blocks", "streams"):
             columns = [getattr(one, name) for one in self.parts]
             part = np.concatenate(columns, axis=1)
             part[0] += np.repeat(np.cumsum(counts) - counts, [one.shape[1] for one in columns])
             parts.append(part)
-        return FramePart(heads, *parts)
+        return FramePart.of(heads, *parts)
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""
-        every = [one for part in self.parts for one in (part.heads, part.blocks, part.streams)]
-        return sum([one.nbytes for one in every])
+        return sum([part.memory.nbytes for part in self.parts])
 
     def take(self, values: NDArray[Any]) -> FrameColumns:
         """Return some of the frames, numbered anew."""
         whole = self.whole
-        count = whole.heads.shape[1]
         parts = []
         for columns in (whole.blocks, whole.streams):
-            owner, number = take_parts(columns[0], count, values)
+            owner, number = take_parts(columns[0], whole.rows, values)
             part = columns[:, number]
             part[0] = owner
             parts.append(part)
-        return FrameColumns([FramePart(whole.heads[:, values], *parts)])
+        return FrameColumns([FramePart.of(whole.heads[:, values], *parts)])
 
     def joined(self, others: Sequence[FrameColumns]) -> FrameColumns:
         """Return these frames and those of `others`."""
         parts = [part for one in (self, *others) for part in one.parts]
-        return FrameColumns([part for part in parts if part.heads.shape[1]] or parts[:1])
+        return FrameColumns([part for part in parts if part.rows] or parts[:1])
 
     def unknown(self, count: int) -> FrameColumns:
         """Return `count` frames that are left."""
-        one = self.parts[0]
-        heads = np.zeros((len(one.heads), count), np.int64)
-        return FrameColumns([FramePart(heads, one.blocks[:, :0], one.streams[:, :0])])
+        memory = np.zeros(FRAME_HEADS * count, np.int64)
+        return FrameColumns([FramePart(memory, count, 0, 0, 0, 0)])
 
 
 def take_parts(owner: Integers, count: int, values: NDArray[Any]) -> tuple[Integers, Integers]:

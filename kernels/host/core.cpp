@@ -221,7 +221,7 @@ EXPORT void gpustore_core_zstd_frames(const gpustore::Encoded* frames, std::int6
 
 // Reads the heads of Blosc frames; BloscFrames describes the columns.
 EXPORT void gpustore_core_blosc_heads(
-    const gpustore::Encoded* frames, std::int64_t decoded_max, std::int64_t exact, gpustore::BloscColumns* columns) {
+    const gpustore::Encoded* frames, std::int64_t decoded_max, std::int64_t exact, gpustore::FrameColumns* columns) {
     using namespace gpustore;
     BloscFrames found(*columns);
     for (i64 number = 0; number < frames->count; number++) {
@@ -232,7 +232,7 @@ EXPORT void gpustore_core_blosc_heads(
 }
 
 // Finds the blocks and streams of Blosc frames whose heads were read.
-EXPORT void gpustore_core_blosc_streams(const gpustore::Encoded* frames, gpustore::BloscColumns* columns) {
+EXPORT void gpustore_core_blosc_streams(const gpustore::Encoded* frames, gpustore::FrameColumns* columns) {
     using namespace gpustore;
     BloscFrames found(*columns);
     for (i64 number = 0; number < frames->count; number++) {

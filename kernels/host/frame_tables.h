@@ -16,22 +16,22 @@ public:
     // Counts what is written; false if frames are stored, or differ in size, compressor, elements or shuffle, or
     // blocks or streams do not lie where kernels and decoders need them.
     bool count() {
-        const FramePart& first = frames_.part[0];
+        const FrameColumns& first = frames_.part[0];
         if (!first.rows) return false;
         i64 head[HEADS];
-        for (i64 k = 0; k < HEADS; k++) head[k] = first.heads[k * first.head_step];
+        for (i64 k = 0; k < HEADS; k++) head[k] = first.heads[k * first.rows];
         const auto [nbytes, typesize, code, stored, bytes, bits] = head;
         if (stored || !nbytes) return false;
         frames_.code = code, frames_.typesize = typesize, frames_.shuffle = bits ? BITS : bytes ? BYTES : NONE;
         frames_.compressed = frames_.stored = frames_.blocks = 0;
-        frames_.most_nbytes = frames_.copy_tiles = frames_.block_tiles = 0;
+        frames_.most_nbytes = frames_.total_nbytes = frames_.copy_tiles = frames_.block_tiles = 0;
         const bool fast = typesize == 2 || typesize == 4 || typesize == 8 || typesize == 16 || (bits && typesize == 1);
         if (frames_.shuffle && (!fast || (frames_.joined | frames_.decoded | frames_.pitch) % LINE_NBYTES)) return false;
         i64 before = 0;
         for (i64 number = 0; number < frames_.parts; number++) {
-            const FramePart& part = frames_.part[number];
+            const FrameColumns& part = frames_.part[number];
             for (i64 k = 0; k < HEADS; k++) {
-                const i64 *column = part.heads + k * part.head_step, one = head[k];
+                const i64 *column = part.heads + k * part.rows, one = head[k];
                 if (std::any_of(column, column + part.rows, [=](i64 other) { return other != one; })) return false;
             }
             if (frames_.shuffle && !count_blocks(part)) return false;
@@ -48,8 +48,8 @@ public:
         auto* block = static_cast<ShuffledBlock*>(frames_.shuffled);
         i64 before = 0, copy_tile = 0, block_tile = 0;
         for (i64 number = 0; number < frames_.parts; number++) {
-            const FramePart& part = frames_.part[number];
-            for (i64 i = 0; i < part.streams; i++) {
+            const FrameColumns& part = frames_.part[number];
+            for (i64 i = 0; i < part.stream_count; i++) {
                 const Stream one(part, i);
                 const i64 frame = before + one.frame, begin = frames_.address[frame] + one.src;
                 const i64 end = output() + frame * frames_.pitch + one.dst;
@@ -61,7 +61,7 @@ public:
                     *owner++ = frames_.row[frame];
                 }
             }
-            for (i64 i = 0; frames_.shuffle && i < part.blocks; i++) {
+            for (i64 i = 0; frames_.shuffle && i < part.block_count; i++) {
                 const Block one(part, i);
                 const i64 at = (before + one.frame) * frames_.pitch + one.offset;
                 const i64 elements = one.nbytes / frames_.typesize;
@@ -84,16 +84,16 @@ private:
     };
 
     struct Stream {
-        Stream(const FramePart& part, i64 i) {
-            const i64 *column = part.stream + i, step = part.stream_step;
+        Stream(const FrameColumns& part, i64 i) {
+            const i64 *column = stream_columns(part) + i, step = part.stream_room;
             frame = column[0], src = column[step], src_nbytes = column[2 * step];
             dst = column[3 * step], dst_nbytes = column[4 * step];
         }
         i64 frame, src, src_nbytes, dst, dst_nbytes;
     };
     struct Block {
-        Block(const FramePart& part, i64 i) {
-            const i64 *column = part.block + i, step = part.block_step;
+        Block(const FrameColumns& part, i64 i) {
+            const i64 *column = block_columns(part) + i, step = part.block_room;
             frame = column[0], offset = column[step], nbytes = column[2 * step];
         }
         i64 frame, offset, nbytes;
@@ -115,21 +115,21 @@ private:
     }
 
     // Whether the fast kernels take all blocks whole.
-    bool count_blocks(const FramePart& part) {
+    bool count_blocks(const FrameColumns& part) {
         const i64 typesize = frames_.typesize, several = frames_.shuffle == BITS ? 8 : 4;
-        for (i64 i = 0; i < part.blocks; i++) {
+        for (i64 i = 0; i < part.block_count; i++) {
             const Block one(part, i);
             const i64 elements = one.nbytes / typesize;
             if (one.frame < 0 || one.frame >= part.rows || one.offset % LINE_NBYTES) return false;
             if (one.nbytes % typesize || elements < 1 || elements % several) return false;
             if ((frames_.block_tiles += block_tiles(elements)) > MAX_TILES) return false;
         }
-        frames_.blocks += part.blocks;
+        frames_.blocks += part.block_count;
         return true;
     }
 
-    bool count_streams(const FramePart& part, i64 before) {
-        for (i64 i = 0; i < part.streams; i++) {
+    bool count_streams(const FrameColumns& part, i64 before) {
+        for (i64 i = 0; i < part.stream_count; i++) {
             const Stream one(part, i);
             if (one.frame < 0 || one.frame >= part.rows) return false;
             const i64 frame = before + one.frame;
@@ -142,6 +142,7 @@ private:
             if ((frames_.address[frame] + one.src) % frames_.alignment) return false;
             frames_.compressed++;
             frames_.most_nbytes = std::max(frames_.most_nbytes, one.dst_nbytes);
+            frames_.total_nbytes += one.dst_nbytes;
         }
         return true;
     }

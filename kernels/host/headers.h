@@ -162,7 +162,7 @@ public:
     // compressor, whether the frame is stored and its bytes or bits are shuffled, blocks, streams. Columns of
     // blocks: number of the frame, first byte and bytes of the decoded block. Columns of streams: number of the
     // frame, first byte and bytes of the stream in the frame, and of what it decodes to.
-    explicit BloscFrames(BloscColumns& columns) : columns_(columns) {
+    explicit BloscFrames(FrameColumns& columns) : columns_(columns) {
         i64* heads = columns.heads;
         for (i64** column : {&nbytes_, &typesize_, &code_, &stored_, &bytes_, &bits_, &blocks_, &streams_})
             *column = heads, heads += columns.rows;
@@ -196,8 +196,8 @@ public:
             nbytes_[frame] = blocks_[frame] = streams_[frame] = 0;
             return;
         }
-        std::fill_n(columns_.blocks + block, blocks, frame);
-        std::fill_n(columns_.streams + stream, streams, frame);
+        std::fill_n(block_columns(columns_) + block, blocks, frame);
+        std::fill_n(stream_columns(columns_) + stream, streams, frame);
         block += blocks, stream += streams;
     }
 
@@ -211,8 +211,8 @@ private:
 
     bool walk(const BloscHeader& header, const Value& value) const {
         const i64 begin = header.table_end(), block_room = columns_.block_room, stream_room = columns_.stream_room;
-        i64* block = columns_.blocks + block_room + columns_.block_count;
-        i64* const streams = columns_.streams + stream_room + columns_.stream_count;
+        i64* block = block_columns(columns_) + block_room + columns_.block_count;
+        i64* const streams = stream_columns(columns_) + stream_room + columns_.stream_count;
         i64* stream = streams;
         i64 end = begin;  // of the streams so far
         bool ascending = true;
@@ -249,7 +249,7 @@ private:
         return false;
     }
 
-    BloscColumns& columns_;
+    FrameColumns& columns_;
     i64 *nbytes_, *typesize_, *code_, *stored_, *bytes_, *bits_, *blocks_, *streams_;
 };
 

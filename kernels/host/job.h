@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 22337512472787841;
+constexpr i64 ABI = 61923020862363116;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -77,37 +77,28 @@ struct CopyRows {
     const i64 *src_stride, *dst_stride;
 };
 
-// Columns of Blosc frames, of their blocks, and of the streams of these (headers.h).
-struct BloscColumns {
+// Columns of Blosc frames, of their blocks, and of the streams of these (headers.h), one behind the other.
+struct FrameColumns {
     i64 rows;                 // frames
-    i64* heads;               // 8 columns of so many numbers
     i64 block_room, stream_room;
-    i64 *blocks, *streams;    // 3 and 5 columns of so many numbers
     i64 block_count, stream_count;  // that are written
+    i64* heads;               // 8 columns of so many numbers, then 3 of blocks, 5 of streams
 };
 
-// Columns of some Blosc frames: those of BloscColumns, so many numbers apart.
-struct FramePart {
-    i64 rows, blocks, streams;
-    const i64* heads;
-    i64 head_step;
-    const i64* block;
-    i64 block_step;
-    const i64* stream;
-    i64 stream_step;
-};
+inline i64* block_columns(const FrameColumns& frames) { return frames.heads + 8 * frames.rows; }
+inline i64* stream_columns(const FrameColumns& frames) { return block_columns(frames) + 3 * frames.block_room; }
 
 // Blosc frames on a device, and the tables by which it decodes them (frame_tables.h).
 struct FrameStreams {
     i64 parts;
-    const FramePart* part;    // frames of one part follow those of another
+    const FrameColumns* part;  // frames of one part follow those of another
     const i64 *address, *row; // of each frame
     i64 decoded, joined;      // addresses of what the first frame decodes to, and of its shuffled bytes
     i64 pitch;                // bytes to those of the next frame
     i64 alignment;            // of compressed streams
     i64 code, typesize, shuffle;  // of all frames; shuffled are bytes (1) or bits (2)
     i64 compressed, stored, blocks;  // streams of both kinds, and blocks
-    i64 most_nbytes;          // that a compressed stream decodes to
+    i64 most_nbytes, total_nbytes;  // that a compressed stream decodes to, and all of them
     i64 copy_tiles, block_tiles;  // thread blocks for stored streams, and for shuffled blocks
     i64* table;               // of compressed streams: 4 columns, address and bytes of the stream and of the decoded one
     i64* owner;               // of each compressed stream the row; in a second column its decoded bytes
@@ -124,7 +115,7 @@ struct Staging {
     std::atomic<i64>* used;   // bytes that are taken from the start
     i64 behind;               // bytes behind the frame in a value
     i64* content;             // decoded bytes of each Zstandard frame (headers.h), 0 in doubt; null if values are none
-    BloscColumns* frames;     // null if values are no Blosc frames
+    FrameColumns* frames;     // null if values are no Blosc frames
 };
 
 // Takes bytes of shared memory, of which `nbytes` may be used; their start, or -1 if too few are left.

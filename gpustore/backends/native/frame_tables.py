@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array as numbers
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from gpustore.device.headers import FrameColumns
 
 Integers = NDArray[np.int64]
 
-_COUNTS: Final = 8
-"""Number of the first count in struct ``FrameStreams`` of ``kernels/host/job.h``."""
+_COUNTS, _PLACES = 8, 18
+"""Number of the first count, and of the first address of a table, in struct ``FrameStreams``."""
 
 
 class NativeFrameTables:
@@ -40,24 +40,18 @@ class NativeFrameTables:
         self._core = core
         address, rows = np.ascontiguousarray(address), np.ascontiguousarray(rows)
         parts = numbers("q")
-        kept: list[Any] = [address, rows, parts]
         for part in frames.parts:
-            columns = [
-                one if one.strides[1] == 8 else np.ascontiguousarray(one)
-                for one in (part.heads, part.blocks, part.streams)
-            ]
-            kept += columns
-            parts.extend([one.shape[1] for one in columns])
-            for one in columns:
-                parts.extend((address_of(one[0]), one.strides[0] // 8))
-        self._kept = kept
+            parts.extend((part.rows, part.block_room, part.stream_room))
+            parts.extend((part.block_count, part.stream_count, address_of(part.memory)))
+        self._kept = frames, address, rows, parts
         places = address_of(address), address_of(rows), 0, 0, pitch, alignment
         here = len(frames.parts), parts.buffer_info()[0]
-        self._struct = numbers("q", (*here, *places, *(0,) * 13))
+        self._struct = numbers("q", (*here, *places, *(0,) * 14))
         self.are_alike = bool(core.gpustore_core_count_frames(self._struct.buffer_info()[0]))
-        counts = self._struct[_COUNTS : _COUNTS + 9]
+        counts = self._struct[_COUNTS:_PLACES]
         self.code, self.typesize, self.shuffle, self.compressed, self.stored = counts[:5]
-        self.blocks, self.most_nbytes, self.copy_blocks, self.shuffle_blocks = counts[5:]
+        self.blocks, self.most_nbytes, self.total_nbytes = counts[5:8]
+        self.copy_blocks, self.shuffle_blocks = counts[8:]
 
     def write(self, decoded: int, joined: int, memory: NDArray[np.uint8]) -> Integers:
         owner = np.empty((2, self.compressed), np.int64)
@@ -65,7 +59,7 @@ class NativeFrameTables:
         copies = address_of(memory)
         table = copies + 32 * self.stored
         places = table, address_of(owner), copies, table + 32 * self.compressed
-        self._struct[_COUNTS + 9 :] = numbers("q", places)
+        self._struct[_PLACES:] = numbers("q", places)
         self._core.gpustore_core_write_frames(self._struct.buffer_info()[0])
         return owner
 

@@ -15,12 +15,15 @@ from gpustore.backends.native.frame_tables import NativeFrameTables, declare
 from gpustore.backends.native.job import address_of
 from gpustore.backends.native.library import library
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.headers import FrameColumns, FramePart, HeaderColumns, KnownHeaders
+from gpustore.device.headers import (
+    FRAME_HEADS,
+    FrameColumns,
+    FramePart,
+    HeaderColumns,
+    KnownHeaders,
+)
 
 Integers = NDArray[np.int64]
-
-_HEADS = 8
-"""Columns that the core has for Blosc frames: the last two are numbers of blocks and streams."""
 
 
 class NativeHeaders:
@@ -52,12 +55,12 @@ class NativeHeaders:
         *,
         exact: bool,
     ) -> FrameColumns:
-        found = FrameRoom(len(start))
         start, nbytes, frames = _encoded(data, start, nbytes)
-        at, columns = frames.buffer_info()[0], found.address
-        self._core.gpustore_core_blosc_heads(at, decoded_max, exact, columns)
-        found.make_room(*found.heads[-2:].sum(axis=1).tolist())
-        self._core.gpustore_core_blosc_streams(at, columns)
+        at, heads = frames.buffer_info()[0], FrameRoom(len(start))
+        self._core.gpustore_core_blosc_heads(at, decoded_max, exact, heads.address)
+        found = FrameRoom(len(start), *heads.heads[-2:].sum(axis=1).tolist())
+        found.heads[:] = heads.heads
+        self._core.gpustore_core_blosc_streams(at, found.address)
         return found.written
 
     def frame_tables(
@@ -73,24 +76,25 @@ class NativeHeaders:
 
 
 class FrameRoom:
-    """Struct ``BloscColumns`` of ``kernels/host/job.h``, and the memory for it.
+    """Struct ``FrameColumns`` of ``kernels/host/job.h``, and the memory for it.
 
     Parameters
     ----------
     count : int
         Number of frames.
+    blocks, streams : int
+        Number of blocks and of streams for which there is room; none is written so far.
     """
 
-    def __init__(self, count: int) -> None:
-        self.heads = np.zeros((_HEADS, count), np.int64)
-        self._struct = numbers("q", (count, address_of(self.heads), 0, 0, 0, 0, 0, 0))
+    def __init__(self, count: int, blocks: int = 0, streams: int = 0) -> None:
+        self._memory = np.empty(FRAME_HEADS * count + 3 * blocks + 5 * streams, np.int64)
+        self._memory[: FRAME_HEADS * count] = 0
+        self._struct = numbers("q", (count, blocks, streams, 0, 0, address_of(self._memory)))
 
-    def make_room(self, blocks: int, streams: int) -> None:
-        """Make room for blocks and streams, of which none is written so far."""
-        self._blocks = np.empty((3, blocks), np.int64)
-        self._streams = np.empty((5, streams), np.int64)
-        columns = address_of(self._blocks), address_of(self._streams)
-        self._struct[2:6] = numbers("q", (blocks, streams, *columns))
+    @property
+    def heads(self) -> Integers:
+        """Columns of the heads."""
+        return self.written.parts[0].heads
 
     @property
     def address(self) -> int:
@@ -100,9 +104,7 @@ class FrameRoom:
     @property
     def written(self) -> FrameColumns:
         """Columns as far as they are written."""
-        blocks, streams = self._struct[6:]
-        parts = self._blocks[:, :blocks], self._streams[:, :streams]
-        return FrameColumns([FramePart(self.heads[:-2], *parts)])
+        return FrameColumns([FramePart(self._memory, *self._struct[:-1])])
 
 
 def _encoded(
@@ -166,9 +168,9 @@ class StagedHeaders:
             self._content = np.zeros(rows, np.int64)
             self.words = frames.behind, address_of(self._content), 0
         else:
-            self._room = FrameRoom(rows)
             # Encoders may cut chunks otherwise. Memory that is not written costs nothing.
-            self._room.make_room(2 * frames.streams * rows, 2 * frames.streams * rows)
+            room = 2 * frames.streams * rows
+            self._room = FrameRoom(rows, room, room)
             self.words = frames.behind, 0, self._room.address
 
     @property

@@ -30,7 +30,7 @@ from gpustore.codecs.blosc.frame import (
     splits_of,
 )
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
-from gpustore.device.headers import FrameColumns, FramePart, take_parts
+from gpustore.device.headers import FRAME_HEADS, FrameColumns, FramePart, take_parts
 
 _HEADER: Final = struct.Struct("<BBBBIII")
 _UINT32: Final = struct.Struct("<I")
@@ -247,7 +247,7 @@ def _read(
 
     Parameters and reasons are those of :func:`read_columns`.
     """
-    heads, blocks, streams = np.zeros((6, len(encoded)), np.int64), [], []
+    heads, blocks, streams = np.zeros((FRAME_HEADS, len(encoded)), np.int64), [], []
     reasons: dict[int, str] = {}
     for frame in range(len(encoded)):
         try:
@@ -255,14 +255,13 @@ def _read(
         except ValueError as error:
             reasons[frame] = f"blosc: {error}"
             continue
-        heads[:, frame] = head
+        heads[:, frame] = *head, len(some_blocks), len(some_streams)
         blocks += [(frame, *one) for one in some_blocks]
         streams += [(frame, *one) for one in some_streams]
     columns = [
-        np.ascontiguousarray(np.array(rows, np.int64).reshape(-1, width).T)
-        for rows, width in ((blocks, 3), (streams, 5))
+        np.array(rows, np.int64).reshape(-1, width).T for rows, width in ((blocks, 3), (streams, 5))
     ]
-    return FrameColumns([FramePart(heads, *columns)]), reasons
+    return FrameColumns([FramePart.of(heads, *columns)]), reasons
 
 
 _Numbers = tuple[int, ...]

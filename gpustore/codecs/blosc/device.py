@@ -23,7 +23,6 @@ import numpy as np
 from gpustore.codec_chain.device_streams import (
     aligned,
     destinations,
-    destinations_like,
     pitch_of,
     unfit,
 )
@@ -37,7 +36,7 @@ from gpustore.codecs.blosc.columns import BloscColumns, read_columns
 from gpustore.codecs.zstd.columns import read_frames
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
-from gpustore.device.headers import FrameColumns
+from gpustore.device.headers import FrameColumns, FramePart
 from gpustore.device.kernels.block import (
     bit_unshuffle_launches,
     stream_launches,
@@ -77,8 +76,8 @@ def read_blosc(
     if reasons:
         frames = columns.frames.whole
         ok = _all_but(reasons, len(encoded))
-        kept = replace(frames, streams=frames.streams[:, ok[frames.streams[0]]])
-        columns = BloscColumns(FrameColumns([kept]))
+        kept = frames.streams[:, ok[frames.streams[0]]]
+        columns = BloscColumns(FrameColumns([FramePart.of(frames.heads, frames.blocks, kept)]))
     if _READERS.keys().isdisjoint(columns.codes):
         return columns, reasons
     every = columns.streams
@@ -135,10 +134,10 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
 def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -> bool:
     """Record the decoding by tables that the native core writes; return False if it does not."""
     reader = None if commands.encoded is None else commands.encoded.reader
-    code = int(frames.parts[0].heads[2, 0])
+    nbytes, _, code = frames.parts[0].heads[:3, 0].tolist()
     if reader is None or code == _ZLIB:
         return False
-    codec, nbytes = _CODECS[code], int(frames.parts[0].heads[0, 0])
+    codec = _CODECS[code]
     known = device.codec(codec)
     alignment = 1 if known is None else known.src_alignment
     places = commands.values.address, commands.rows, pitch_of(nbytes), alignment
@@ -148,7 +147,7 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
     if found.compressed and unfit(device, codec, found.most_nbytes, commands.distrust) is not None:
         return False
     outputs = destinations(commands, nbytes, commands.rows)
-    joined = destinations_like(commands, outputs, commands.rows) if found.shuffle else outputs
+    joined = destinations(commands, nbytes, commands.rows) if found.shuffle else outputs
     begin, end = 32 * found.stored, 32 * (found.stored + found.compressed)
     copies, memory = commands.reserve_table(end + 32 * found.blocks * bool(found.shuffle))
     owner, sizes = found.write(int(outputs.address[0]), int(joined.address[0]), memory)
@@ -158,8 +157,7 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
     src, src_nbytes, dst, _ = memory[begin:end].view(np.uint64).reshape(4, -1)
     # What is compared with the results may not lie in memory that is used again.
     streams = Spans(src, src_nbytes), Spans(dst, sizes.view(np.uint64))
-    total = int(np.add.reduce(sizes))
-    longest_and_all = found.most_nbytes, total
+    longest_and_all = found.most_nbytes, found.total_nbytes
     commands.decompress(codec, *streams, owner, Table(copies.offset + begin), longest_and_all)
     if found.shuffle:
         kernel = f"gs::{'bit_' if found.shuffle == _BITS else ''}unshuffle<{found.typesize}>"
