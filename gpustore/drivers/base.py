@@ -567,7 +567,7 @@ def schema_members(
     schema = constraints.to_json()
     members: dict[str, JsonValue] = {}
     if include_defaults:
-        members["schema"] = dict(schema)
+        members["schema"] = constraints.to_json(include_defaults)
     rank = schema.pop("rank", None)
     if "dtype" in schema:
         members["dtype"] = schema.pop("dtype")

@@ -106,8 +106,8 @@ class ChunkedSpec:
         members.update(schema_members(self.constraints, rank_known=True))
         if include_defaults:
             whole = self.constraints.merged(rank=schema.rank, dtype=schema.dtype)
-            members["schema"] = whole.to_json()
-        if schema.rank is not None and schema.domain is None:
+            members["schema"] = whole.to_json(include_defaults)
+        if schema.rank is not None and (schema.domain is None or not schema.rank):
             members["rank"] = schema.rank
         if schema.dtype is not None:
             members["dtype"] = schema.dtype.to_json()

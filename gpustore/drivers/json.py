@@ -348,7 +348,7 @@ def _json_schema(constraints: Schema) -> Schema:
             raise MetadataError(f"{name} not supported by json driver")
     schema = constraints.copy()
     schema.set_rank(0, "rank")
-    schema.update(dtype=_JSON, chunk_layout=ChunkLayout(rank=0))
+    schema.update(dtype=_JSON)
     return schema
 
 

@@ -106,16 +106,23 @@ def parse_v3_data_type(value: JsonValue) -> V3DataType:
         For anything else.
     """
     if isinstance(value, list):
-        return _v3_record(value)
+        return _v3_record(value, "structured")
     if not isinstance(value, dict):
         return _v3_data_type(expect_str(value))
+    if "name" not in value:
+        raise MetadataError(
+            f"Expected string, array, or object with 'name' and 'configuration', but received: "
+            f"{text(value)}"
+        )
     members = Members(value)
     name = members.take_str("name")
     found: V3DataType
     if name in (*_RECORDS, *_TIMES, *_STRINGS):
         options = members.take_object("configuration")
         if name in _RECORDS:
-            found = options.take_with("fields", lambda fields: _v3_record(expect_list(fields)))
+            found = options.take_with(
+                "fields", lambda fields: _v3_record(expect_list(fields), name)
+            )
         elif name in _TIMES:
             unit = options.take_str("unit", choices=_UNITS)
             factor = options.take_int("scale_factor", 1, 2**31 - 1)
@@ -148,14 +155,20 @@ def _v3_string(kind: str, nbytes: int) -> V3DataType:
     return dtype(f"U{nbytes // 4}")
 
 
-def _v3_record(fields: list[JsonValue]) -> np.dtype[Any]:
+def _v3_record(fields: list[JsonValue], kind: str) -> np.dtype[Any]:
+    """Parse the fields of a record; `kind` is its word for messages."""
     if not fields:
-        raise MetadataError("struct data type requires at least one field")
+        raise MetadataError(f"{kind} data type requires at least one field")
     parsed: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for index, field in enumerate(fields):
         with at_position(index):
             if isinstance(field, list):
                 name, data_type = expect_list(field, length=2)
+            elif not isinstance(field, dict):
+                form = "objects" if kind == "struct" else "arrays"
+                raise MetadataError(
+                    f"{kind} dtype requires fields as {form}, but received: {text(field)}"
+                )
             else:
                 members = Members(field)
                 name, data_type = members.take("name"), members.take("data_type")

@@ -7,7 +7,7 @@ Source: Zarr v3 core specification, "Extension definition".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpustore.errors import MetadataError
@@ -18,6 +18,8 @@ from gpustore.strict_json.parsing import (
     expect_bool,
     expect_list,
     expect_object,
+    expect_str,
+    in_member,
     quote,
     text,
 )
@@ -64,20 +66,27 @@ class NamedConfiguration:
     must_understand: bool = True
 
     @classmethod
-    def from_json(cls, value: JsonValue) -> NamedConfiguration:
-        """Parse an object with name and configuration, or a bare string without options."""
+    def from_json(
+        cls, value: JsonValue, *, names: Sequence[str] | None = None
+    ) -> NamedConfiguration:
+        """Parse an object with name and configuration, or a bare string without options; the name
+        is one of `names`, if any are given.
+        """
         if isinstance(value, str):
-            return cls(value)
+            with in_member("name"):
+                return cls(expect_str(value, choices=names))
         members = Members(value)
-        name = members.take_str("name")
+        name = members.take_str("name", choices=names)
         configuration = members.take_with("configuration", _object, {})
         must_understand = members.take_with("must_understand", expect_bool, True)
         members.finish()
         return cls(name, configuration, must_understand)
 
     @classmethod
-    def mandatory(cls, value: JsonValue, what: str) -> NamedConfiguration:
-        """Parse an extension that every reader must understand.
+    def mandatory(
+        cls, value: JsonValue, what: str, *, names: Sequence[str] | None = None
+    ) -> NamedConfiguration:
+        """Parse an extension that every reader must understand, with one of these `names`.
 
         Raises
         ------
@@ -85,7 +94,7 @@ class NamedConfiguration:
             If `value` is no extension, or says ``"must_understand": false``; `what` names the
             extension point in the message.
         """
-        parsed = cls.from_json(value)
+        parsed = cls.from_json(value, names=names)
         if not parsed.must_understand:
             raise MetadataError(
                 f'Extension {quote(parsed.name)} is marked {{"must_understand": false}}, which is '

@@ -178,9 +178,7 @@ def _chunk_grid(
                 edges.append(ChunkEdges.from_json(entry, integral_floats=not is_stored))
         return tuple(edges)
 
-    named = NamedConfiguration.mandatory(value, "chunk grid")
-    with in_member("name"):
-        expect_str(named.name, choices=("regular", "rectilinear"))
+    named = NamedConfiguration.mandatory(value, "chunk grid", names=("regular", "rectilinear"))
     with in_member("configuration"):
         # A bare name lacks the chunk shape, which every grid needs.
         has_options = isinstance(value, dict) and "configuration" in value
@@ -233,9 +231,7 @@ def parse_dimension_units(attributes: Mapping[str, JsonValue]) -> tuple[Unit | N
 
 
 def _chunk_key_encoding(value: JsonValue) -> ChunkKeyEncoding:
-    named = NamedConfiguration.mandatory(value, "chunk key encoding")
-    with in_member("name"):
-        expect_str(named.name, choices=("default", "v2"))
+    named = NamedConfiguration.mandatory(value, "chunk key encoding", names=("default", "v2"))
     with in_member("configuration"):
         configuration = Members(dict(named.configuration))
         separator = configuration.take_str("separator", "", choices=(".", "/"))

@@ -370,6 +370,8 @@ class ChunkLayout:
     @property
     def inner_order_soft_constraint(self) -> tuple[int, ...] | None:
         """Soft constraint on the order of the dimensions in a chunk, the outermost first."""
+        if self._rank == 0:  # The only order there is.
+            return ()
         return None if self._inner_order_hard else self._inner_order
 
     @property

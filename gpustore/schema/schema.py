@@ -346,7 +346,7 @@ class Schema(IndexAccessors):
         self.merge_units(tuple(units))
 
     def to_json(self, include_defaults: bool = False) -> JsonValue:
-        """Return the JSON of the constraints."""
+        """Return the JSON of the constraints, with defaults that of the layout's rank too."""
         json: dict[str, JsonValue] = {}
         if self._rank is not None:
             json["rank"] = self._rank
@@ -354,9 +354,11 @@ class Schema(IndexAccessors):
             json["dtype"] = self._dtype.to_json()
         if self._domain is not None:
             json["domain"] = self._domain.to_json()
-        if self._chunk_layout.has_constraints:
-            json["chunk_layout"] = layout = self._chunk_layout.to_json()
-            layout.pop("rank", None)
+        layout = self._chunk_layout.to_json()
+        if not include_defaults:
+            layout.pop("rank", None)  # The schema's own.
+        if layout:
+            json["chunk_layout"] = layout
         if self._codec is not None:
             json["codec"] = self._codec.to_json()
         if self._fill_value is not None:

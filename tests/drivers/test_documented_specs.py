@@ -34,6 +34,11 @@ DRIVERS = {
     | {"metadata": {"dtype": [["x", "<f4"], ["y", "<u2", [2]]], "order": "F", "filters": None}},
     "zarr, fill value": {"driver": "zarr", "kvstore": MEMORY}
     | {"metadata": {"dtype": "<f4", "fill_value": "NaN", "dimension_separator": "/"}},
+    **{
+        f"{driver}, rank of chunks": {"driver": driver, "kvstore": MEMORY}
+        | {"schema": {"chunk_layout": {"rank": 2}}}
+        for driver in ("zarr", "zarr3", "n5", "auto")
+    },
     "zarr3": {**CHUNKED, "dtype": "uint16"}
     | {
         "metadata": {
@@ -231,6 +236,14 @@ WRONG = [
     {"driver": "s3", "bucket": "abc", "experimental_s3_rate_limiter": {"doubling_time": 5}},
     {"driver": "ocdbt", "base": MEMORY, "coordinator": {"address": 5}},
     {"driver": "file", "path": "/a/", "file_io_sync": None},
+    *(
+        {"driver": "zarr3", "kvstore": MEMORY, "metadata": metadata}
+        for metadata in (
+            *({"chunk_key_encoding": {"name": name}} for name in (1.5, "x", None)),
+            {"chunk_key_encoding": {"configuration": {}}},
+            *({"data_type": one} for one in ([], [1], ["x"], {"x": 1})),
+        )
+    ),
 ]
 
 _OURS = {

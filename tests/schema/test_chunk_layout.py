@@ -37,9 +37,6 @@ def grid_state(grid):
 
 
 def layout_state(layout):
-    if layout.rank == 0:
-        # TensorStore says (), None or "not known" of what has no dimensions; no matter.
-        return layout.rank, layout.to_json(), repr(layout)
     return (
         layout.rank,
         layout.inner_order,

@@ -58,6 +58,7 @@ def state(schema):
         schema.to_json(),
         list(schema.to_json()),
         repr(schema),
+        schema.to_json(include_defaults=True),
     )
 
 
@@ -176,7 +177,8 @@ schema_json = st.fixed_dictionaries(
         "rank": rank | ODD,
         "dtype": st.sampled_from(["uint8", "int16", "float32", "bool", "ustring"]) | ODD,
         "domain": vectors(st.sampled_from([4, 6])).map(lambda shape: {"shape": shape}) | ODD,
-        "chunk_layout": vectors(st.sampled_from([4, None])).map(lambda v: {"chunk": {"shape": v}}),
+        "chunk_layout": vectors(st.sampled_from([4, None])).map(lambda v: {"chunk": {"shape": v}})
+        | st.fixed_dictionaries({"rank": rank}),
         "codec": codecs | ODD,
         "fill_value": st.sampled_from(
             [0, 7.0, 7.5, "7", "x", True, 300, -1, [1, 2], [[1], [2]], [[1], 2], [1, [2]], {}]
