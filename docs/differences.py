@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import io
 import pickle
 import subprocess
 import sys
@@ -286,6 +287,114 @@ def names_of_metrics(api: ModuleType, folder: Path) -> object:
     del folder
     made(api).write(1).result()
     return api.experimental_collect_matching_metrics("/tensorstore/")[0]["name"].rpartition("/")[0]
+
+
+def generic_future(api: ModuleType, folder: Path) -> object:
+    del folder
+    return repr(api.Future[int])
+
+
+def exception_that_is_none(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Promise.new()[0].set_exception(5)
+
+
+def options_by_default(api: ModuleType, folder: Path) -> object:
+    del folder
+    json = api.KvStore.Spec("memory://a.zip|zip:").to_json(include_defaults=True)
+    return sorted(name for name in json if name not in ("driver", "base", "path", "context"))
+
+
+def rank_by_default(api: ModuleType, folder: Path) -> object:
+    del folder
+    json = api.Spec({**ZARR, "metadata": {"shape": [3]}}).to_json(include_defaults=True)
+    return json["schema"].get("rank")
+
+
+def wrong_chunk_grid(api: ModuleType, folder: Path) -> object:
+    del folder
+    try:
+        api.Spec({**ZARR, "metadata": {"chunk_grid": {"name": "abc"}}})
+    except ValueError as error:
+        return str(error).partition('member "name": ')[2]
+
+
+def wrong_data_type(api: ModuleType, folder: Path) -> object:
+    del folder
+    try:
+        api.Spec({**ZARR, "metadata": {"data_type": 5}})
+    except ValueError as error:
+        return str(error).partition('member "data_type": ')[2]
+
+
+def bare_name(api: ModuleType, folder: Path) -> object:
+    del folder
+    json = {**ZARR, "metadata": {"chunk_key_encoding": "v2"}}
+    return api.Spec(json).to_json()["metadata"]["chunk_key_encoding"]
+
+
+def raw_bytes_in_a_spec(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Spec({**ZARR, "dtype": "byte", "metadata": {"data_type": "r16"}}).dtype
+
+
+def json_in_zarr2(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Spec({"driver": "zarr2", "kvstore": "memory://a/", "dtype": "json"}).dtype
+
+
+def fill_value_of_a_cast(api: ModuleType, folder: Path) -> object:
+    del folder
+    spec = {"driver": "cast", "base": ZARR, "dtype": "int32", "schema": {"fill_value": True}}
+    return api.Spec(spec).fill_value
+
+
+def image_of(encoded: bytes, driver: str, api: ModuleType, folder: Path) -> object:
+    """Read an image."""
+    (folder / "a").write_bytes(encoded)
+    spec = {"driver": driver, "kvstore": f"file://{folder}/a"}
+    return api.open(spec).result().read().result().shape
+
+
+def damaged_image(api: ModuleType, folder: Path) -> object:
+    return image_of(b"not an image", "png", api, folder)
+
+
+def truncated_image(api: ModuleType, folder: Path) -> object:
+    from PIL import Image
+
+    encoded = io.BytesIO()
+    Image.new("RGB", (40, 40)).save(encoded, "webp", lossless=True)
+    return image_of(encoded.getvalue()[:-2], "webp", api, folder)
+
+
+def changed_chunk(
+    api: ModuleType, folder: Path, codec: dict[str, Any], change: Callable[[bytes], bytes]
+) -> object:
+    """Read an array of three elements in files whose chunk has been changed."""
+    metadata = {"codecs": [{"name": "bytes"}, codec]}
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/", "metadata": metadata}
+    store = api.open(spec, create=True, dtype="uint8", shape=[3]).result()
+    store.write([1, 2, 3]).result()
+    chunk = folder / "c" / "0"
+    chunk.write_bytes(change(chunk.read_bytes()))
+    return store.read().result().tolist()
+
+
+def damaged_chunk(api: ModuleType, folder: Path) -> object:
+    codec = {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "shuffle"}}
+    try:
+        changed_chunk(api, folder, codec, lambda value: value[:9])
+    except ValueError as error:
+        return str(error).partition('": ')[2].partition(" [")[0]
+
+
+def bytes_behind_a_chunk(api: ModuleType, folder: Path) -> object:
+    codec = {"name": "gzip", "configuration": {"level": 1}}
+    try:
+        return changed_chunk(api, folder, codec, lambda value: value + b"more")
+    except ValueError as error:
+        return type(error).__name__
 
 
 def module_of_classes(api: ModuleType, folder: Path) -> object:
@@ -596,6 +705,12 @@ DIFFERENCES = (
     Difference(
         "`KvStore.Spec.__module__`", module_of_classes, "classes name the module that defines them"
     ),
+    Difference("`repr(Future[int])`, `repr(Promise[int])`", generic_future, "the same"),
+    Difference(
+        "`Promise.set_exception` of what is no exception",
+        exception_that_is_none,
+        "it could not be raised",
+    ),
     Difference(
         "attribute of a Future's result", attribute_of_a_future, "the message says what to do"
     ),
@@ -680,6 +795,60 @@ DIFFERENCES = (
         "context resources in JSON with defaults",
         resources_by_default,
         "gpustore has more of them",
+    ),
+    Difference(
+        "options of a kvstore in JSON with defaults",
+        options_by_default,
+        "gpustore has more of them, as `duplicates` of zip",
+    ),
+    Difference(
+        "rank in the schema of a Zarr v3 spec with a shape, in JSON with defaults",
+        rank_by_default,
+        "as of a Zarr v2 spec",
+    ),
+    Difference(
+        "wrong chunk grid of Zarr v3", wrong_chunk_grid, "rectilinear grids are supported too"
+    ),
+    Difference(
+        "data type of Zarr v3 that is neither text nor a list",
+        wrong_data_type,
+        "most data types are names",
+    ),
+    Difference(
+        "name alone in Zarr v3 metadata, other than of a codec",
+        bare_name,
+        "specification 3.1 allows it",
+    ),
+    Difference(
+        "spec of an array of raw bytes",
+        raw_bytes_in_a_spec,
+        "the spec of such an array says so, also TensorStore's own",
+    ),
+    Difference(
+        "data type that Zarr v2 arrays lack, in a spec",
+        json_in_zarr2,
+        "found when a spec is made, not when it is opened",
+    ),
+    Difference(
+        "fill value of a cast that is no element of its data type",
+        fill_value_of_a_cast,
+        "it may be an element of the base's, which is not known yet",
+    ),
+    Difference(
+        "damaged image",
+        damaged_image,
+        "decoded by another library, and when it is read, not when it is opened",
+    ),
+    Difference("truncated WebP image", truncated_image, "elements would be made up"),
+    Difference(
+        "damaged chunk (end of the message)",
+        damaged_chunk,
+        "the words are those of the codec's library",
+    ),
+    Difference(
+        "bytes behind the compressed ones in a chunk of Zarr v3",
+        bytes_behind_a_chunk,
+        "a chunk that is longer than it says is damaged, as in Zarr v2",
     ),
     Difference(
         "rank of a Zarr v3 spec with a chunk grid alone",

@@ -62,7 +62,9 @@ DAMAGE: Final = (
 
 def damaged(name: str, error: BaseException) -> CorruptChunkError:
     """Return the error for an image that Pillow does not read."""
-    return CorruptChunkError(f"Failed to decode {name}: {error}", codec=name)
+    return CorruptChunkError(
+        f"Failed to decode {name.upper()}: {error}", codec=name, status="DATA_LOSS"
+    )
 
 
 def open_image(encoded: Buffer, name: str) -> Any:

@@ -97,14 +97,15 @@ def _expected(what: str, value: Any) -> MetadataError:
 
 def _integer(value: Any, low: int | None = None, high: int | None = None) -> int:
     """Parse an integer; as in TensorStore ``2.0`` is one."""
+    number = value
     if isinstance(value, float) and value.is_integer():
-        value = int(value)
+        number = int(value)
     if low is None or high is None:
-        if type(value) is not int or not fits_int64(value):
+        if type(number) is not int or not fits_int64(number):
             raise _expected("64-bit signed integer", value)
-    elif type(value) is not int or not low <= value <= high:
+    elif type(number) is not int or not low <= number <= high:
         raise _expected(f"integer in the range [{low}, {high}]", value)
-    return value
+    return number
 
 
 def _bound(value: Any, infinite: str, number: int) -> int:

@@ -568,7 +568,9 @@ def _run_coroutine(
         loop = loop or asyncio.get_running_loop()
     except RuntimeError:
         coroutine.close()  # It will not be awaited, and Python would warn of that.
-        raise ValueError("no event loop specified, and none is running in this thread") from None
+        raise ValueError(
+            "no event loop specified and thread does not have a default event loop"
+        ) from None
     self: Future[T] = new()
     running = asyncio.run_coroutine_threadsafe(coroutine, loop)
 

@@ -146,6 +146,7 @@ def test_damaged_images(name, damage, tmp_path):
         read()
     assert caught.value.key.endswith("/a")
     assert caught.value.codec == name
+    assert caught.value.status == "DATA_LOSS"
 
 
 def huge_png(width, height):

@@ -622,7 +622,7 @@ def test_a_coroutine_requires_a_loop(api):
         return 42
 
     coroutine = answer()
-    with pytest.raises(ValueError, match="no event loop specified"):
+    with pytest.raises(ValueError, match="no event loop specified and thread does not have"):
         api.Future(coroutine)
     coroutine.close()
 
