@@ -37,13 +37,15 @@ def grid_state(grid):
 
 
 def layout_state(layout):
+    grids = (layout.read_chunk, layout.write_chunk, layout.codec_chunk)
     return (
         layout.rank,
         layout.inner_order,
         layout.inner_order_soft_constraint,
         layout.grid_origin,
         layout.grid_origin_soft_constraint,
-        [grid_state(g) for g in (layout.read_chunk, layout.write_chunk, layout.codec_chunk)],
+        # TensorStore says () or None of the chunks of what has no dimensions; no matter.
+        [grid_state(g) if layout.rank else g.to_json() for g in grids],
         layout.to_json(),
         list(layout.to_json()),
         repr(layout),
