@@ -254,6 +254,42 @@ def prefix_of_a_layer(api: ModuleType, folder: Path) -> object:
     return (store / "p/").list().result()
 
 
+def archive(api: ModuleType) -> Any:
+    spec = {"driver": "zip", "base": "memory://a.zip"}
+    store = api.KvStore.open(spec).result()
+    store["key"] = b"1"
+    return store
+
+
+def generation_of_no_member(api: ModuleType, folder: Path) -> object:
+    del folder
+    return archive(api).read("none").result().stamp.generation == b"\x02"
+
+
+def absolute_member(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = archive(api)
+    store["/a"] = b"1"
+    return store.list().result()
+
+
+def archive_without_members(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = archive(api)
+    store.delete_range(api.KvStore.KeyRange()).result()
+    return store.list().result()
+
+
+def longer_than_a_member(api: ModuleType, folder: Path) -> object:
+    del folder
+    return archive(api).list(strip_prefix_length=4).result()
+
+
+def keys_below_a_file(api: ModuleType, folder: Path) -> object:
+    (folder / "a").write_bytes(b"1")
+    return api.KvStore.open(f"file://{folder}/a/").result().list().result()
+
+
 def pickled_memory(api: ModuleType, folder: Path) -> object:
     del folder
     store = made(api)
@@ -687,6 +723,27 @@ DIFFERENCES = (
         prefix_of_a_layer,
         "TensorStore removes the prefix from the key of the base, and puts it in front again",
     ),
+    Difference(
+        "whether a missing key of an archive has the generation of missing keys",
+        generation_of_no_member,
+        "a conditional write can require that the key is missing, as elsewhere",
+    ),
+    Difference(
+        "key of an archive that begins with a slash",
+        absolute_member,
+        "unpacked, it would lie outside of the folder",
+    ),
+    Difference(
+        "`delete_range` of all keys of an archive",
+        archive_without_members,
+        "TensorStore's deletes nothing",
+    ),
+    Difference(
+        "list of an archive that strips more bytes than a key has",
+        longer_than_a_member,
+        "as other kvstores do",
+    ),
+    Difference("list below a file", keys_below_a_file, "no key is there"),
     Difference(
         "pickle of an array in memory", pickled_memory, "the elements would be lost silently"
     ),

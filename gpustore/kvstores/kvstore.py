@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpustore import registry
-from gpustore.errors import GpustoreError, MetadataError, NotFoundError, TransactionError
+from gpustore.errors import GpustoreError, NotFoundError, TransactionError
 from gpustore.kvstores import result
 from gpustore.kvstores.base import prefix_end
 from gpustore.kvstores.columns import (
@@ -28,7 +28,12 @@ from gpustore.kvstores.columns import (
 )
 from gpustore.kvstores.copied_values import copy_values
 from gpustore.kvstores.foreign import ForeignKvStore
-from gpustore.kvstores.read_result import parse_byte_range, read_result, read_together
+from gpustore.kvstores.read_result import (
+    parse_byte_range,
+    parse_staleness_bound,
+    read_result,
+    read_together,
+)
 from gpustore.kvstores.result import as_bytes
 from gpustore.kvstores.spec import (
     KvStoreSpec,
@@ -212,17 +217,15 @@ class KvStore:
             Use the same context resources when the spec is opened.
         unbind_context : bool, optional
             Include the definitions of the context resources, so that opening the spec makes equal
-            ones. Without either option, the spec refers to the resources of the context in which it
-            is opened.
+            ones; `retain_context` is then ignored. Without either option, the spec refers to the
+            resources of the context in which it is opened.
         """
-        if retain_context and unbind_context:
-            raise MetadataError("retain_context and unbind_context exclude each other")
         if isinstance(self._driver.plain, ForeignKvStore):
             return KvStoreSpec.from_parts(self._driver.spec, self._path)
         spec = KvStoreSpec.from_json(whole_json(self._driver, self._path))
-        if retain_context:
-            return spec.retaining(self._driver.plain)
-        return spec if unbind_context else spec.without_context()
+        if unbind_context:
+            return spec
+        return spec.retaining(self._driver.plain) if retain_context else spec.without_context()
 
     def spec_within(self, resources: Mapping[str, Context.Resource]) -> KvStoreSpec:
         """Return a spec for use inside one that defines `resources`."""
@@ -279,19 +282,20 @@ class KvStore:
         """
         check_batch(batch)
         start, stop = parse_byte_range(byte_range)
+        bound = parse_staleness_bound(staleness_bound)
         condition = b"" if if_not_equal is None else as_bytes(if_not_equal)
         request = ReadRequest(
             [self._path + as_text(key)],
             start=[start],
             stop=[stop],
             if_not_equal=[condition] if condition else None,
-            staleness_bound=staleness_bound,
+            staleness_bound=bound,
         )
         driver, executor = self._driver, self._executor
         if batch is not None:
             promise: Promise[result.ReadResult]
             promise, future = Promise.new()
-            group = ("kvstore", id(driver), staleness_bound)
+            group = ("kvstore", id(driver), bound)
             batch._join(group, partial(read_together, driver, executor), (request, promise), future)
             return future
 
@@ -472,6 +476,7 @@ class KvStore:
         if not isinstance(target, KvStore):
             raise TypeError(f"target: expected a KvStore, but received: {target!r:.200}")
         wanted = result.KeyRange() if source_range is None else _key_range(source_range)
+        bound = parse_staleness_bound(source_staleness_bound)
 
         def copy() -> None:
             keys = [as_text(key) for key in self._list_bytes(wanted)]
@@ -479,7 +484,7 @@ class KvStore:
                 (self._driver, self._path),
                 (target.driver, target.path),
                 keys,
-                source_staleness_bound,
+                bound,
             )
 
         # The commit of the transaction of the target waits for it.

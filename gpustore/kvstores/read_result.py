@@ -6,7 +6,8 @@ Source: TensorStore ``python/tensorstore/kvstore.cc``.
 from __future__ import annotations
 
 import time
-from typing import cast
+from operator import index
+from typing import SupportsFloat, SupportsIndex
 
 from gpustore.errors import MetadataError
 from gpustore.kvstores import result
@@ -72,10 +73,22 @@ def parse_byte_range(byte_range: slice | None) -> tuple[int, int | None]:
         return 0, None
     if not isinstance(byte_range, slice) or byte_range.step is not None:
         raise TypeError(f"byte_range: expected slice(start, stop), but received: {byte_range!r}")
-    start, stop = byte_range.start, byte_range.stop
-    if not all(bound is None or isinstance(bound, int) for bound in (start, stop)):
-        raise TypeError(f"byte_range: expected integers, but received: {byte_range!r}")
-    begin = cast("int", start or 0)
+    try:
+        start, stop = (
+            None if bound is None else index(bound) for bound in (byte_range.start, byte_range.stop)
+        )
+    except TypeError:
+        raise TypeError(f"byte_range: expected integers, but received: {byte_range!r}") from None
+    begin = start or 0
     if stop is not None and (stop < 0 or begin < 0 or begin > stop):
         raise MetadataError(f"Unsupported byte_range slice: {start}:{stop}")
     return begin, stop
+
+
+def parse_staleness_bound(bound: SupportsFloat | SupportsIndex | None) -> float | None:
+    """Return seconds since the epoch; raises TypeError unless `bound` is a real number."""
+    if bound is None:
+        return None
+    if not isinstance(bound, SupportsFloat | SupportsIndex):
+        raise TypeError(f"staleness_bound: expected a number, but received: {bound!r:.200}")
+    return float(bound)

@@ -3,12 +3,13 @@
 import pytest
 
 import gpustore
-from tests.index_space.parity import Oracle, outcome
+from tests.index_space.parity import outcome
+from tests.tensorstore_process import TensorStoreProcess
 
 
 @pytest.fixture(scope="session")
 def oracle():
-    oracle = Oracle()
+    oracle = TensorStoreProcess("tests.index_space.parity")
     yield oracle
     oracle.close()
 

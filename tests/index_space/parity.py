@@ -7,12 +7,7 @@ dimensions); those are skipped.
 
 from __future__ import annotations
 
-import pickle
 import re
-import struct
-import subprocess
-import sys
-from pathlib import Path
 
 from gpustore.errors import GpustoreError
 
@@ -74,61 +69,3 @@ def outcome(lib, program):
     if hasattr(result, "to_json"):
         return result.to_json(), repr(result)
     return result if isinstance(result, tuple) else repr(result), str(result)
-
-
-class Oracle:
-    """TensorStore in a child process, started again when it has died."""
-
-    def __init__(self):
-        self.process = None
-
-    def ask(self, program):
-        """Outcome in TensorStore, None if it crashed."""
-        return self.ask_all([program])[0]
-
-    def ask_all(self, programs):
-        """Outcomes of a few programs, all sent before the first answer is read."""
-        outcomes = []
-        while len(outcomes) < len(programs):
-            process = self.process or self._start()
-            for program in programs[len(outcomes) :]:
-                frame = pickle.dumps(program)
-                process.stdin.write(struct.pack("<q", len(frame)) + frame)
-            process.stdin.flush()
-            while len(outcomes) < len(programs) and len(header := process.stdout.read(8)) == 8:
-                outcomes.append(pickle.loads(process.stdout.read(*struct.unpack("<q", header))))
-            if len(outcomes) < len(programs):
-                self.close()
-                outcomes.append(None)
-        return outcomes
-
-    def _start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        return self.process
-
-    def close(self):
-        if self.process is not None:
-            self.process.stdin.close()
-            self.process.wait()
-            self.process.stdout.close()
-            self.process = None
-
-
-def serve():
-    import tensorstore as ts
-
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while header := source.read(8):
-        program = pickle.loads(source.read(*struct.unpack("<q", header)))
-        frame = pickle.dumps(outcome(ts, program))
-        sink.write(struct.pack("<q", len(frame)) + frame)
-        sink.flush()
-
-
-if __name__ == "__main__":
-    serve()

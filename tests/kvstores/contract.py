@@ -81,6 +81,7 @@ def put(store, key, value, if_equal=b""):
 def test_written_value_is_read_back(store, nbytes):
     value = bytes(i % 251 for i in range(nbytes))
     generation = put(store, "a/b", memoryview(value))
+    assert store.read_many(ReadRequest(["a/b"], staleness_bound=0)).generation == [generation]
     columns = store.read_many(ReadRequest(["a/b"]))
     assert columns.state == [ReadState.VALUE]
     assert columns.generation == [generation]

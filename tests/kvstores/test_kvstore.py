@@ -4,6 +4,7 @@ import asyncio
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import tensorstore as ts
 
@@ -61,6 +62,7 @@ def fill(store):
         slice(2, 3), slice(3, 2), slice(3, 3), slice(0, 20), slice(20, 30), slice(9, None),
         slice(10, None), slice(-3, None), slice(-30, None), slice(None, -3), slice(-5, 8),
         slice(0, 10, 2), slice(-3, -1), slice(None, 0), slice(None, None), slice(1.5, 2), 3,
+        slice(np.int64(2), np.uint8(3)), slice("2", "3"),
     ],
     ids=str,
 )  # fmt: skip
@@ -71,6 +73,15 @@ def test_byte_range_means_the_same(pair, byte_range):
         return result.state, result.value
 
     ours, theirs = [outcome(lambda store=store: read(store)) for store in pair]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("bound", [0, 1.5, np.float32(1), np.int8(1), True, "1", b"1", [], 1j])
+def test_staleness_bounds_are_numbers(pair, bound):
+    def read(store):
+        return store.read("x", staleness_bound=bound).result().state
+
+    ours, theirs = [outcome(lambda store=store: read(store), text=False) for store in pair]
     assert ours == theirs
 
 

@@ -166,14 +166,13 @@ class Writer(GroupCommit[_Change]):
     def _commit(self, changes: Sequence[_Change]) -> None:
         if all(one.only_deletes for one in changes) and self._plan(changes)[1] is None:
             return  # The base shall not make directories for an archive that is not there.
-        began = time.time()
-        made: list[Rewrite] = []
+        made: list[tuple[Rewrite, float]] = []
 
         def make() -> Replacement | None:
             directory, rewrite = self._plan(changes)
             if rewrite is None:
                 return None
-            made[:] = [rewrite]
+            made[:] = [(rewrite, time.time())]  # Later than the old directory was current.
             pieces = self._pieces(directory, rewrite)
             return Replacement(directory.generation, rewrite.nbytes, pieces)
 
@@ -184,7 +183,8 @@ class Writer(GroupCommit[_Change]):
                 one.error = error
             return
         if generation:
-            directory = made[0].directory(generation, last=self._archive.last)
+            rewrite, began = made[0]
+            directory = rewrite.directory(generation, last=self._archive.last)
             self._archive.remember(directory, began)
 
     def _plan(self, together: Sequence[_Change]) -> tuple[Directory, Rewrite | None]:
