@@ -387,17 +387,28 @@ class ChunkLayout:
     @property
     def write_chunk(self) -> ChunkGrid:
         """Copy of the constraints on write chunks."""
-        return self._grids["write"].copy()
+        return self._of_level("write")
 
     @property
     def read_chunk(self) -> ChunkGrid:
         """Copy of the constraints on read chunks."""
-        return self._grids["read"].copy()
+        return self._of_level("read")
 
     @property
     def codec_chunk(self) -> ChunkGrid:
         """Copy of the constraints on the chunks of the codec."""
-        return self._grids["codec"].copy()
+        return self._of_level("codec")
+
+    def _of_level(self, usage: str) -> ChunkGrid:
+        grid = self._grids[usage]
+        if self._rank != 0:
+            return grid.copy()
+        # As in TensorStore, no dimensions are as good as none known.
+        elements = grid.elements_constraint
+        new = ChunkGrid()
+        if elements is not None:
+            new.merge_elements(elements, hard=grid.elements is not None)
+        return new
 
     def read_write_chunk(self, *, first: Literal["read", "write"] = "read") -> ChunkGrid:
         """Return read and write constraints merged, for arrays with a single level of chunks.
