@@ -9,6 +9,7 @@ import numpy as np
 
 from gpustore.device.command_list import CommandList
 from gpustore.device.encoded_columns import Integers, Mask
+from gpustore.device.guard import between
 from gpustore.device.kernels.block import stream_launches
 from gpustore.device.own_kernels import OWN_KERNELS, can_decompress, checks_bounds
 from gpustore.device.protocol import Decoders, Device, Spans
@@ -71,46 +72,57 @@ def pitch_of(nbytes: int | Integers) -> int | Integers:
     return nbytes + (_PADDING + _ALIGNMENT - 1) & -_ALIGNMENT
 
 
-def destinations(
-    commands: CommandList, nbytes: Integers | int, rows: Integers | None = None
-) -> Spans:
+def destinations(commands: CommandList, nbytes: Integers, rows: Integers | None = None) -> Spans:
     """Allocate device memory for outputs, at multiples of 16 and with room around them.
 
     Parameters
     ----------
-    nbytes : ndarray of int64, shape (n,), or int
-        Bytes of each output; of that of each value of `commands` if it is one number.
+    nbytes : ndarray of int64, shape (n,)
+        Bytes of each output.
     rows : ndarray of int64, shape (n,), optional
         Row of each output. If given, the room around outputs is guarded: a row fails if a guard
         beside its output is overwritten.
     """
-    if isinstance(nbytes, int):
-        starts, sizes = _outputs(len(commands), nbytes)
-        total = _PADDING + len(starts) * pitch_of(nbytes)
-        address = commands.scratch(total)
-        starts = starts + (address + _PADDING)
-    else:
-        if not len(nbytes):
-            return Spans.contiguous(0, [])
-        pitch = pitch_of(nbytes)
-        starts, sizes = np.cumsum(pitch), nbytes
-        total = _PADDING + int(starts[-1])
-        address = commands.scratch(total)
-        starts -= pitch
-        starts += address + _PADDING
-    outputs = Spans(starts.view(np.uint64), sizes.view(np.uint64))
+    if not len(nbytes):
+        return Spans.contiguous(0, [])
+    outputs, total = _laid_out(nbytes)
+    address = commands.scratch(total)
     if rows is not None:
-        commands.guard(address, outputs, address + total, rows)
-    return outputs
+        commands.guard(address, between(outputs, total), rows)
+    return Spans(outputs.address + np.uint64(address), outputs.nbytes)
+
+
+def destinations_alike(commands: CommandList, nbytes: int, sets: int = 1) -> Spans:
+    """Allocate guarded :func:`destinations` of `nbytes` bytes for all values of `commands`.
+
+    `sets` is the number of outputs that each value has: the first of all values, then the second.
+    """
+    outputs, around, total = _alike(len(commands), nbytes, sets)
+    address = commands.scratch(total)
+    commands.guard(address, around, commands.rows, sets)
+    return Spans(outputs.address + np.uint64(address), outputs.nbytes)
+
+
+def _laid_out(nbytes: Integers) -> tuple[Spans, int]:
+    """Return where outputs begin in their memory, and its bytes."""
+    pitch = pitch_of(nbytes)
+    ends = np.cumsum(pitch)
+    starts = ends - pitch + _PADDING
+    return Spans(starts.view(np.uint64), nbytes.view(np.uint64)), _PADDING + int(ends[-1])
 
 
 @lru_cache(maxsize=32)
-def _outputs(count: int, nbytes: int) -> tuple[Integers, Integers]:
-    """Return the first bytes and the sizes of so many outputs of `nbytes` bytes, read-only."""
-    columns = pitch_of(nbytes) * np.arange(count), np.full(count, nbytes, np.int64)
-    for column in columns:
-        column.flags.writeable = False
-    return columns
+def _alike(count: int, nbytes: int, sets: int) -> tuple[Spans, Spans, int]:
+    """Return where outputs and what lies around them begin in their memory, and its bytes."""
+    one, total = _laid_out(np.full(count, nbytes, np.int64))
+    found = []
+    for spans in (one, between(one, total)):
+        origins = total * np.arange(sets, dtype=np.uint64).reshape(-1, 1)
+        columns = (spans.address + origins).ravel(), np.tile(spans.nbytes, sets)
+        for column in columns:
+            column.flags.writeable = False
+        found.append(Spans(*columns))
+    return found[0], found[1], sets * total
 
 
 def aligned(commands: CommandList, src: Spans, alignment: int) -> tuple[Spans, tuple[Spans, Spans]]:
@@ -159,7 +171,10 @@ def decompress_values(
     src, (begin, end) = aligned(commands, src, 1 if known is None else known.src_alignment)
     if len(begin):
         commands.launch_tables(stream_launches(begin.address, end.address, begin.nbytes))
-    dst = destinations(commands, nbytes if alike is None else alike, commands.rows)
+    if alike is None:
+        dst = destinations(commands, nbytes, commands.rows)
+    else:
+        dst = destinations_alike(commands, alike)
     total = int(nbytes.sum()) if alike is None else alike * len(nbytes)
     commands.decompress(codec, src, dst, sizes=(longest, total))
     commands.values, commands.encoded = dst, None

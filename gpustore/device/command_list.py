@@ -227,14 +227,14 @@ class CommandList:
 
         self._steps.append(step)
 
-    def guard(self, begin: int, outputs: Spans, end: int, rows: NDArray[np.int64]) -> None:
+    def guard(self, origin: int, around: Spans, rows: NDArray[np.int64], sets: int = 1) -> None:
         """Guard scratch memory around outputs: if any step writes it, the rows beside have failed.
 
         Parameters are those of :meth:`gpustore.device.guard.Guards.add`.
         """
         if not self._guards.count:
             self.launches += 2
-        self._guards.add(begin, outputs, end, rows)
+        self._guards.add(origin, around, rows, sets)
 
     def table(self, content: NDArray[Any]) -> Table:
         """Add a table (descriptors, offsets) that is uploaded before the steps run.

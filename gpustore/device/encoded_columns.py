@@ -41,12 +41,7 @@ class HeaderReader(Protocol):
         """Return columns of Blosc frames that decode to at most, or to exactly, `decoded_max`."""
 
     def frame_tables(
-        self,
-        frames: FrameColumns,
-        address: NDArray[np.uint64],
-        rows: Integers,
-        pitch: int,
-        alignment: int,
+        self, frames: FrameColumns, address: NDArray[np.uint64], rows: Integers
     ) -> FrameTables | None:
         """Count what the tables have by which a device decodes n Blosc frames that are alike.
 
@@ -56,16 +51,12 @@ class HeaderReader(Protocol):
             Device address of each frame.
         rows : ndarray of int64, shape (n,)
             Row of each frame.
-        pitch : int
-            Bytes from the output of one frame to that of the next, a multiple of 16.
-        alignment : int
-            Multiple at which compressed streams must lie.
 
         Returns
         -------
         FrameTables or None
             None for frames that differ in size, compressor, elements or shuffle, are stored, or
-            have blocks and streams that do not lie where kernels and decoders need them.
+            have blocks that do not lie where kernels need them.
         """
 
 
@@ -74,30 +65,34 @@ class FrameTables(Protocol):
 
     Attributes
     ----------
-    code, typesize : int
-        Number of the compressor, and bytes of an element.
+    nbytes, code, typesize : int
+        Decoded bytes of a frame, number of the compressor, and bytes of an element.
     shuffle : int
         Whether blocks are not shuffled (0), their bytes (1) or their bits (2).
     blocks, compressed, stored : int
         Number of blocks, of compressed streams, and of stored ones.
+    src_bits : int
+        Bits that are set in the device address of any compressed stream.
     most_nbytes, total_nbytes : int
         Decoded bytes of the longest compressed stream, and of all of them.
     copy_blocks, shuffle_blocks : int
         Thread blocks of the launches for stored streams, and for shuffled blocks.
     """
 
+    nbytes: int
     code: int
     typesize: int
     shuffle: int
     blocks: int
     compressed: int
     stored: int
+    src_bits: int
     most_nbytes: int
     total_nbytes: int
     copy_blocks: int
     shuffle_blocks: int
 
-    def write(self, decoded: int, joined: int, memory: NDArray[np.uint8]) -> Integers:
+    def write(self, decoded: int, joined: int, pitch: int, memory: NDArray[np.uint8]) -> Integers:
         """Write the tables.
 
         Parameters
@@ -105,6 +100,8 @@ class FrameTables(Protocol):
         decoded, joined : int
             Device addresses, multiples of 16, of what the first frame decodes to, and of its
             shuffled bytes.
+        pitch : int
+            Bytes from the output of one frame to that of the next, a multiple of 16.
         memory : ndarray of uint8
             Memory, 32 bytes for each, for the descriptors of stored streams, the table of a
             :class:`~gpustore.device.protocol.CodecBatch` of the compressed ones, and the

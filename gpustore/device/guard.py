@@ -45,6 +45,18 @@ _WARPS_PER_BLOCK = 8
 Integers = NDArray[np.int64]
 
 
+def between(outputs: Spans, end: int) -> Spans:
+    """Return what lies around `outputs`, one behind the other, in memory from 0 to `end`.
+
+    >>> found = between(Spans.contiguous(32, [5, 8], 64), 200)
+    >>> found.address.tolist(), found.nbytes.tolist()
+    ([0, 37, 104], [32, 59, 96])
+    """
+    address = np.zeros(len(outputs) + 1, np.uint64)
+    np.add(outputs.address, outputs.nbytes, out=address[1:])
+    return Spans(address, np.append(outputs.address, np.uint64(end)) - address)
+
+
 class Guards:
     """Guards of one submission, as columns.
 
@@ -58,34 +70,33 @@ class Guards:
 
     def __init__(self) -> None:
         self.count = 0
-        self._parts: list[tuple[int, Spans, int, Integers]] = []
+        self._parts: list[tuple[int, Spans, Integers, int]] = []
 
-    def add(self, begin: int, outputs: Spans, end: int, rows: Integers) -> None:
+    def add(self, origin: int, around: Spans, rows: Integers, sets: int = 1) -> None:
         """Add guards in front of, between and behind outputs.
 
         Parameters
         ----------
-        begin, end : int
-            Where the guard in front of the first output begins, and the one behind the last ends.
-        outputs : Spans, length n
-            Device memory of the outputs, in its order.
+        origin : int
+            Address that those of `around` count from.
+        around : Spans, length sets * (n + 1)
+            Device memory :func:`between` the outputs of each set, in its order.
         rows : ndarray of int64, shape (n,)
-            Row of each output.
+            Row of each output of a set.
+        sets : int
+            Number of outputs that each row has.
         """
-        self.count += len(outputs) + 1
-        self._parts.append((begin, outputs, end, rows))
+        self.count += len(around)
+        self._parts.append((origin, around, rows, sets))
 
     def write(self, into: NDArray[np.uint64]) -> None:
         """Write the table of all n guards: n addresses, then n sizes in bytes."""
-        address, nbytes = into[: self.count], into[self.count : 2 * self.count]
         first = 0
-        for begin, outputs, end, _ in self._parts:
-            last = first + len(outputs)
-            address[first] = begin
-            np.add(outputs.address, outputs.nbytes, out=address[first + 1 : last + 1])
-            np.subtract(outputs.address, address[first:last], out=nbytes[first:last])
-            nbytes[last] = end - int(address[last])
-            first = last + 1
+        for origin, around, *_ in self._parts:
+            last = first + len(around)
+            np.add(around.address, np.uint64(origin), out=into[first:last])
+            into[self.count + first : self.count + last] = around.nbytes
+            first = last
 
     @property
     def blocks(self) -> int:
@@ -100,8 +111,9 @@ class Guards:
         (changed,) = found.view(np.uint32).nonzero()
         if not len(changed):
             return
-        before = [column for *_, rows in self._parts for column in ([NO_ROW], rows)]
-        after = [column for *_, rows in self._parts for column in (rows, [NO_ROW])]
+        sets = [rows for *_, rows, sets in self._parts for _ in range(sets)]
+        before = [column for rows in sets for column in ([NO_ROW], rows)]
+        after = [column for rows in sets for column in (rows, [NO_ROW])]
         for sides in (before, after):
             for row in np.concatenate(sides)[changed].tolist():
                 if row != NO_ROW:

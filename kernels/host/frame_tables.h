@@ -22,11 +22,11 @@ public:
         for (i64 k = 0; k < HEADS; k++) head[k] = first.heads[k * first.rows];
         const auto [nbytes, typesize, code, stored, bytes, bits] = head;
         if (stored || !nbytes) return false;
-        frames_.code = code, frames_.typesize = typesize, frames_.shuffle = bits ? BITS : bytes ? BYTES : NONE;
-        frames_.compressed = frames_.stored = frames_.blocks = 0;
+        frames_.nbytes = nbytes, frames_.code = code, frames_.typesize = typesize, frames_.shuffle = bits ? BITS : bytes ? BYTES : NONE;
+        frames_.compressed = frames_.stored = frames_.blocks = frames_.src_bits = 0;
         frames_.most_nbytes = frames_.total_nbytes = frames_.copy_tiles = frames_.block_tiles = 0;
         const bool fast = typesize == 2 || typesize == 4 || typesize == 8 || typesize == 16 || (bits && typesize == 1);
-        if (frames_.shuffle && (!fast || (frames_.joined | frames_.decoded | frames_.pitch) % LINE_NBYTES)) return false;
+        if (frames_.shuffle && !fast) return false;
         i64 before = 0;
         for (i64 number = 0; number < frames_.parts; number++) {
             const FrameColumns& part = frames_.part[number];
@@ -135,11 +135,11 @@ private:
             const i64 frame = before + one.frame;
             if (one.src_nbytes == one.dst_nbytes) {
                 frames_.stored++;
-                frames_.copy_tiles += copy_tiles(output() + frame * frames_.pitch + one.dst, one.src_nbytes);
+                frames_.copy_tiles += copy_tiles(one.dst, one.src_nbytes);
                 if (frames_.copy_tiles > MAX_TILES) return false;
                 continue;
             }
-            if ((frames_.address[frame] + one.src) % frames_.alignment) return false;
+            frames_.src_bits |= frames_.address[frame] + one.src;
             frames_.compressed++;
             frames_.most_nbytes = std::max(frames_.most_nbytes, one.dst_nbytes);
             frames_.total_nbytes += one.dst_nbytes;

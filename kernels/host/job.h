@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 61923020862363116;
+constexpr i64 ABI = 2478681838133003;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -94,10 +94,10 @@ struct FrameStreams {
     const FrameColumns* part;  // frames of one part follow those of another
     const i64 *address, *row; // of each frame
     i64 decoded, joined;      // addresses of what the first frame decodes to, and of its shuffled bytes
-    i64 pitch;                // bytes to those of the next frame
-    i64 alignment;            // of compressed streams
-    i64 code, typesize, shuffle;  // of all frames; shuffled are bytes (1) or bits (2)
+    i64 pitch;                // bytes to those of the next frame; all three are multiples of 16
+    i64 nbytes, code, typesize, shuffle;  // of all frames; shuffled are bytes (1) or bits (2)
     i64 compressed, stored, blocks;  // streams of both kinds, and blocks
+    i64 src_bits;             // that are set in the address of any compressed stream
     i64 most_nbytes, total_nbytes;  // that a compressed stream decodes to, and all of them
     i64 copy_tiles, block_tiles;  // thread blocks for stored streams, and for shuffled blocks
     i64* table;               // of compressed streams: 4 columns, address and bytes of the stream and of the decoded one

@@ -193,7 +193,7 @@ def test_a_list_does_not_refer_to_itself():
         recorded = Recorded(bench, [checksummed(encode("zstd", smooth(NBYTES)))])
         commands, room = recorded.commands, np.zeros(1 << 12, np.uint8)
         dst = decoded_spans(bench, 1)
-        commands.guard(int(dst.address[0]), dst, int(dst.address[0]) + NBYTES, commands.rows)
+        commands.guard(int(dst.address[0]), dst, commands.rows[:0])
         commands.checksum("crc32c", commands.values, np.zeros(1, "u4"))
         commands.decompress("zstd", commands.values, dst)
         commands.upload(recorded.pinned, 0, int(dst.address[0]), 16)

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from gpustore.device.guard import EMPTY_STREAMS, Guards
+from gpustore.device.guard import EMPTY_STREAMS, Guards, between
 from gpustore.device.protocol import Spans
 from tests.emulator import codecs
 
@@ -12,8 +12,8 @@ from tests.emulator import codecs
 def test_guards_of_several_outputs_are_one_table():
     guards = Guards()
     guards.write(np.zeros(0, np.uint64))
-    guards.add(1000, Spans.contiguous(1003, [13]), 1021, np.array([7]))
-    guards.add(2000, Spans.contiguous(2004, [3, 8], 16), 2032, np.array([8, 9]))
+    guards.add(1000, between(Spans.contiguous(3, [13]), 21), np.array([7]))
+    guards.add(2000, between(Spans.contiguous(4, [3, 8], 16), 32), np.array([8, 9]))
     assert guards.count == 5
     table = np.zeros(10, np.uint64)
     guards.write(table)
@@ -23,7 +23,7 @@ def test_guards_of_several_outputs_are_one_table():
 def test_rows_on_both_sides_of_a_written_guard_have_failed():
     guards = Guards()
     rows = np.array([4, 6, 9])
-    guards.add(0, Spans.contiguous(32, [32] * 3, 64), 224, rows)
+    guards.add(0, between(Spans.contiguous(32, [32] * 3, 64), 224), rows)
 
     def failed(*changed):
         words = np.isin(np.arange(4), changed) * np.uint32(1 << 7)
@@ -41,7 +41,7 @@ def test_blocks_hold_eight_guards():
     guards = Guards()
     blocks = []
     for _ in range(17):
-        guards.add(0, Spans.contiguous(32, [32]), 96, np.array([0]))
+        guards.add(0, between(Spans.contiguous(32, [32]), 96), np.array([0]))
         blocks.append(guards.blocks)
     assert blocks == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4 + [5]
 

@@ -14,8 +14,8 @@ from gpustore.device.headers import FrameColumns
 
 Integers = NDArray[np.int64]
 
-_COUNTS, _PLACES = 8, 18
-"""Number of the first count, and of the first address of a table, in struct ``FrameStreams``."""
+_OUTPUTS, _COUNTS, _PLACES = 4, 7, 19
+"""Numbers in struct ``FrameStreams``: outputs, the first count, and the address of a table."""
 
 
 class NativeFrameTables:
@@ -24,7 +24,7 @@ class NativeFrameTables:
     Parameters
     ----------
     core : ctypes.CDLL
-    frames, address, rows, pitch, alignment
+    frames, address, rows
         See :meth:`gpustore.device.encoded_columns.HeaderReader.frame_tables`.
     """
 
@@ -34,8 +34,6 @@ class NativeFrameTables:
         frames: FrameColumns,
         address: NDArray[np.uint64],
         rows: Integers,
-        pitch: int,
-        alignment: int,
     ) -> None:
         self._core = core
         address, rows = np.ascontiguousarray(address), np.ascontiguousarray(rows)
@@ -44,18 +42,18 @@ class NativeFrameTables:
             parts.extend((part.rows, part.block_room, part.stream_room))
             parts.extend((part.block_count, part.stream_count, address_of(part.memory)))
         self._kept = frames, address, rows, parts
-        places = address_of(address), address_of(rows), 0, 0, pitch, alignment
+        places = address_of(address), address_of(rows)
         here = len(frames.parts), parts.buffer_info()[0]
-        self._struct = numbers("q", (*here, *places, *(0,) * 14))
+        self._struct = numbers("q", (*here, *places, *(0,) * 19))
         self.are_alike = bool(core.gpustore_core_count_frames(self._struct.buffer_info()[0]))
         counts = self._struct[_COUNTS:_PLACES]
-        self.code, self.typesize, self.shuffle, self.compressed, self.stored = counts[:5]
-        self.blocks, self.most_nbytes, self.total_nbytes = counts[5:8]
-        self.copy_blocks, self.shuffle_blocks = counts[8:]
+        self.nbytes, self.code, self.typesize, self.shuffle = counts[:4]
+        self.compressed, self.stored, self.blocks, self.src_bits = counts[4:8]
+        self.most_nbytes, self.total_nbytes, self.copy_blocks, self.shuffle_blocks = counts[8:]
 
-    def write(self, decoded: int, joined: int, memory: NDArray[np.uint8]) -> Integers:
+    def write(self, decoded: int, joined: int, pitch: int, memory: NDArray[np.uint8]) -> Integers:
         owner = np.empty((2, self.compressed), np.int64)
-        self._struct[4:6] = numbers("q", (decoded, joined))
+        self._struct[_OUTPUTS:_COUNTS] = numbers("q", (decoded, joined, pitch))
         copies = address_of(memory)
         table = copies + 32 * self.stored
         places = table, address_of(owner), copies, table + 32 * self.compressed

@@ -64,14 +64,9 @@ class NativeHeaders:
         return found.written
 
     def frame_tables(
-        self,
-        frames: FrameColumns,
-        address: NDArray[np.uint64],
-        rows: Integers,
-        pitch: int,
-        alignment: int,
+        self, frames: FrameColumns, address: NDArray[np.uint64], rows: Integers
     ) -> NativeFrameTables | None:
-        found = NativeFrameTables(self._core, frames, address, rows, pitch, alignment)
+        found = NativeFrameTables(self._core, frames, address, rows)
         return found if found.are_alike else None
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from gpustore.codec_chain.device_streams import (
     aligned,
     destinations,
+    destinations_alike,
     pitch_of,
     unfit,
 )
@@ -134,23 +135,22 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
 def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -> bool:
     """Record the decoding by tables that the native core writes; return False if it does not."""
     reader = None if commands.encoded is None else commands.encoded.reader
-    nbytes, _, code = frames.parts[0].heads[:3, 0].tolist()
-    if reader is None or code == _ZLIB:
+    if reader is None:
         return False
-    codec = _CODECS[code]
+    found = reader.frame_tables(frames, commands.values.address, commands.rows)
+    if found is None or found.code == _ZLIB:
+        return False
+    codec, nbytes, count = _CODECS[found.code], found.nbytes, len(commands)
     known = device.codec(codec)
-    alignment = 1 if known is None else known.src_alignment
-    places = commands.values.address, commands.rows, pitch_of(nbytes), alignment
-    found = reader.frame_tables(frames, *places)
-    if found is None:
+    if known is not None and found.src_bits & (known.src_alignment - 1):
         return False
     if found.compressed and unfit(device, codec, found.most_nbytes, commands.distrust) is not None:
         return False
-    outputs = destinations(commands, nbytes, commands.rows)
-    joined = destinations(commands, nbytes, commands.rows) if found.shuffle else outputs
+    outputs = destinations_alike(commands, nbytes, 2 if found.shuffle else 1)
+    decoded, joined = int(outputs.address[0]), int(outputs.address[-count])
     begin, end = 32 * found.stored, 32 * (found.stored + found.compressed)
     copies, memory = commands.reserve_table(end + 32 * found.blocks * bool(found.shuffle))
-    owner, sizes = found.write(int(outputs.address[0]), int(joined.address[0]), memory)
+    owner, sizes = found.write(decoded, joined, pitch_of(nbytes), memory)
     if found.stored:
         stored = np.uint32(found.stored)
         commands.launch("stream", "gs::copy_stream", found.copy_blocks, [copies, stored])
@@ -165,7 +165,8 @@ def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -
         commands.launch(
             "shuffle", kernel, found.shuffle_blocks, [Table(copies.offset + end), blocks]
         )
-    commands.values, commands.encoded = outputs, None
+    commands.values = Spans(outputs.address[:count], outputs.nbytes[:count])
+    commands.encoded = None
     return True
 
 
