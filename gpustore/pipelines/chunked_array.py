@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from gpustore.resources.device_cache_pool import Residence
 from gpustore.resources.gpu_decode_choice import AUTO, DecodeRule
 from gpustore.runtime.cache import CacheUse
 from gpustore.runtime.executor import Executor
+from gpustore.runtime.future import Future
 from gpustore.runtime.limits import Limits
 from gpustore.runtime.statistics import STATISTICS
 from gpustore.sharding.refiner import RawBytesRefiner, Refiner
@@ -61,15 +63,18 @@ class Waiting:
     Attributes
     ----------
     reads : deque
-        Weak references to their Futures; for those that were forced pairs of read and Future.
+        Weak references to their Futures.
+    forced : deque
+        Pairs of read and Future of those that were forced.
     called : int or None
         Epoch of the process in which a worker was called that has not come yet.
     """
 
-    __slots__ = ("called", "reads")
+    __slots__ = ("called", "forced", "reads")
 
     def __init__(self) -> None:
-        self.reads: deque[Any] = deque()
+        self.reads: deque[weakref.ref[Future[Any]]] = deque()
+        self.forced: deque[tuple[Any, Future[Any]]] = deque()
         self.called: int | None = None
 
 

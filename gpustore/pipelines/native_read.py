@@ -134,9 +134,9 @@ class NativeRead:
                     self._failed, self._error = number, error
 
 
-def count(counts: Counts) -> None:
-    """Count what the core has done."""
+def count(counts: Counts, **planned: int) -> None:
+    """Count what the core has done, and what was `planned`."""
     reads, fetched, decoded, missing, _ = counts
     if missing:
-        STATISTICS.add(chunks_missing=missing)
-    STATISTICS.add(key_reads=reads, bytes_fetched=fetched, bytes_decoded=decoded)
+        planned["chunks_missing"] = missing
+    STATISTICS.add(key_reads=reads, bytes_fetched=fetched, bytes_decoded=decoded, **planned)

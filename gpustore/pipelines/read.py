@@ -52,7 +52,7 @@ from gpustore.planning.copy_plan import CopyPlan
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.future import Future
-from gpustore.runtime.statistics import STATISTICS, count_read
+from gpustore.runtime.statistics import STATISTICS
 from gpustore.strict_json.parsing import text
 
 NAMED_KEYS = 10
@@ -104,7 +104,6 @@ def read(
     """
     one = strided_read(array, transform, output)
     if one is not None:
-        count_read(one.rows)
         return one.ask()
     shape = tuple(transform.domain.shape)
     backend = array.backend
@@ -118,7 +117,7 @@ def read(
         plans = plans_of(array, transform, memory.strides)
         result = output.array
     rows = sum([plan.rows for _, plan in plans])
-    count_read(rows)
+    STATISTICS.add(reads=1, chunks_planned=rows)
     plans = with_decoder(plans)
     resident = resident_tables(plans, transform)
 

@@ -17,7 +17,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import compress
 from operator import call
 from typing import Any
 
@@ -28,8 +30,14 @@ from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
 from gpustore.runtime.cancel_token import Cancelled, CancelToken
-from gpustore.runtime.future import Future, epoch, new
-from gpustore.runtime.statistics import STATISTICS, Operation, attributed, begin_amount
+from gpustore.runtime.future import Future, claim_all, epoch, finish_all, new
+from gpustore.runtime.statistics import (
+    STATISTICS,
+    Operation,
+    attributed,
+    begin_amount,
+    count_reads,
+)
 
 SMALL_ROWS = 32
 SMALL_S = 300e-6
@@ -77,7 +85,7 @@ class StridedRead:
         array: ChunkedArray,
         transform: IndexTransform,
         rows: int,
-        words: Sequence[int],
+        words: Sequence[int] | None,
         out: HostMemory | None,
         result: Any,
     ) -> None:
@@ -102,20 +110,20 @@ class StridedRead:
         array = self.array
         future: Future[Any] = new()
         future._deferred = self
-        waiting = array.waiting
-        waiting.reads.append(weakref.ref(future))
+        waiting = array.waiting.reads
+        waiting.append(weakref.ref(future))
         rows = self.rows
         seconds = rows * array.chain.decode_s
         if rows <= TINY_ROWS and seconds <= TINY_S:
-            if len(waiting.reads) >= MANY:
+            if not len(waiting) % MANY:
                 _call_worker(array)
-        elif len(waiting.reads) > 1 or rows > SMALL_ROWS or seconds > SMALL_S:
+        elif len(waiting) > 1 or rows > SMALL_ROWS or seconds > SMALL_S:
             _call_worker(array)
         return future
 
     def begin(self, future: Future[Any], /) -> None:
         """Let a worker do the read, whose Future nobody else may claim now."""
-        self.array.waiting.reads.append((self, future))
+        self.array.waiting.forced.append((self, future))
         _call_worker(self.array)
 
     def now(self) -> Any:
@@ -124,14 +132,16 @@ class StridedRead:
         if together is not None:
             return together
         if self.rows > SMALL_ROWS or self.rows * self.array.chain.decode_s > SMALL_S:
+            STATISTICS.add(reads=1, chunks_planned=self.rows)
             return self._begin_alone(asked=True)
         array = self.array
         native = array.native
         assert native is not None
         counts = Request(native, [self], array.key_directory()).read_now()
         if counts is None or counts.left:
+            STATISTICS.add(reads=1, chunks_planned=self.rows)
             return self.again()
-        count(counts)
+        count(counts, reads=1, chunks_planned=self.rows)
         return self.result
 
     def _begin_alone(self, *, asked: bool = False) -> Future[Any]:
@@ -219,21 +229,17 @@ def _begin_together(
             shared.divide(operations)
 
     def finish() -> None:
+        nonlocal rest
         counts, left = request.end()
         end(partial(add, counts))
-        if not counts.left:
-            for one, future in reads:
-                future._finish(one.result, None)
-            rest.clear()
-            return
-        for is_left in left:
+        done = [not is_left for is_left in left]
+        finish_all(compress(futures, done), [one.result for one in compress(items, done)])
+        rest = deque(compress(reads, left))
+        while rest:
             one, future = rest[0]
             try:
                 rest.popleft()
-                if is_left:
-                    _follow(future, one.again)
-                else:
-                    future._finish(one.result, None)
+                _follow(future, one.again)
             except BaseException:  # Ctrl-C: the read may have begun anew, it must not do so twice.
                 future.cancel()
                 raise
@@ -313,55 +319,41 @@ def _begin_waiting(array: ChunkedArray, asked: StridedRead | None = None) -> Fut
         Future of `asked`, if it is begun. The Futures of the others get any error.
     """
     mine = None
-    entries: list[Any] = []
     reads: list[Asked] = []
     try:
-        _take(array, entries, reads)
+        _take(array, reads)
         if not reads:
             return None
         if asked is not None:
             mine = new(epoch())
             reads.insert(0, (asked, mine))
+        count_reads([future._statistics for _, future in reads], [one.rows for one, _ in reads])
         if len(reads) > 1 and _begin_together(array, reads, asked=asked is not None):
             return mine
         for one, future in reads:
             one.alone(future)
     except Exception as error:
-        for _, future in [*reads, *_forced(entries)]:
+        for _, future in reads:
             future._finish(None, error)
     except BaseException:  # Ctrl-C: nobody else would finish them.
-        _cancel([*reads, *_forced(entries)])
+        _cancel(reads)
         raise
     return mine
 
 
-def _take(array: ChunkedArray, entries: list[Any], reads: list[Asked]) -> None:
-    """Take all entries of the queue, and claim the reads that are still wanted.
+def _take(array: ChunkedArray, reads: list[Asked]) -> None:
+    """Take all reads that wait and are still wanted.
 
-    Both lists belong to the caller: whenever Ctrl-C comes, they have all that was taken.
+    The list belongs to the caller: whenever Ctrl-C comes, it has all that were taken.
     """
-    try:
-        # One call of C, so that no signal handler runs between the queue and the list.
-        entries.extend(iter(array.waiting.reads.popleft, None))
-    except IndexError:  # The queue is empty; other threads take reads as well.
-        pass
-    here = epoch()
-    for entry in entries:
-        if type(entry) is tuple:
-            reads.append(entry)
-            continue
-        future = entry()
-        if future is None or (one := future._deferred) is None:
-            continue
-        reads.append((one, future))
-        if future._claim() is None:
-            reads.pop()
-        else:
-            future._epoch = here
-
-
-def _forced(entries: Sequence[Any]) -> list[Asked]:
-    return [entry for entry in entries if isinstance(entry, tuple)]
+    waiting = array.waiting
+    found: list[weakref.ref[Future[Any]]] = []
+    # One call of C each, so that no signal handler runs between the queue and the list.
+    with suppress(IndexError):  # The queue is empty; other threads take reads as well.
+        reads.extend(iter(waiting.forced.popleft, None))
+    with suppress(IndexError):
+        found.extend(iter(waiting.reads.popleft, None))
+    claim_all(found, reads)
 
 
 def _cancel(reads: Iterable[Asked]) -> None:
@@ -386,9 +378,9 @@ def _gather(array: ChunkedArray) -> None:
     waiting = array.waiting
     # The interpreter lets the asking thread go on for 5 ms, unless it waits for something.
     for _ in range(GATHERINGS):
-        count = len(waiting.reads)
+        count = len(waiting.reads) + len(waiting.forced)
         time.sleep(0)
-        if len(waiting.reads) == count:
+        if len(waiting.reads) + len(waiting.forced) == count:
             break
     waiting.called = None
     _begin_waiting(array)

@@ -11,7 +11,7 @@ from gpustore.planning.cell_numbers import CellNumbers
 
 def chunk_box(
     domain: IndexDomain,
-    maps: Sequence[int],
+    maps: Sequence[int] | None,
     chunk_shape: Sequence[int],
     numbering: CellNumbers,
     ratio: Sequence[int],
@@ -23,8 +23,8 @@ def chunk_box(
     ----------
     domain : IndexDomain
         Elements that are read.
-    maps : sequence of int
-        Input dimension or -1, offset and stride of each array dimension, inside the array; empty
+    maps : sequence of int or None
+        Input dimension or -1, offset and stride of each array dimension, inside the array; None
         for the identity.
     numbering, ratio
         Numbers of the chunks; see :meth:`CellNumbers.of_cells`.
@@ -48,7 +48,7 @@ def chunk_box(
     key_step, inner_step = numbering.per_key, 1
     key_rank = len(numbering.keys)
     for o in range(len(chunk_shape) - 1, -1, -1):
-        d, offset, step = maps[3 * o : 3 * o + 3] if maps else (o, 0, 1)
+        d, offset, step = maps[3 * o : 3 * o + 3] if maps is not None else (o, 0, 1)
         chunk = chunk_shape[o]
         first, extent, dst = offset, 1, 0
         if d >= 0 and step:

@@ -27,7 +27,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from gpustore.errors import ForkError
@@ -52,10 +53,16 @@ _CALL_RESULT: Final = "call .result() first, or await it"
 
 _epoch = 0  # number of forks since gpustore was imported
 
+# One lock for all: it is held for a few steps, never while anything waits, and a pass over many
+# Futures takes it once. A thread may take it twice: the collector runs finalizers, which may finish
+# Futures, where objects are made.
+_lock = threading.RLock()
+
 
 def _enter_child() -> None:
-    global _epoch
+    global _epoch, _lock
     _epoch += 1
+    _lock = threading.RLock()  # The other may be held by a thread of the parent process.
 
 
 os.register_at_fork(after_in_child=_enter_child)
@@ -89,10 +96,9 @@ class Future(Generic[T]):
 
     __slots__ = (
         "__weakref__", "_callbacks", "_deferred", "_done", "_early", "_epoch", "_error", "_help",
-        "_lock", "_statistics", "_value", "_waiters",
+        "_statistics", "_value", "_waiters",
     )  # fmt: skip
 
-    _lock: threading.Lock
     _done: bool
     _value: T
     _error: BaseException | None
@@ -264,7 +270,7 @@ class Future(Generic[T]):
         If the operation is done already, the callback runs at once, on this thread.
         """
         added = [callback]
-        with self._lock:
+        with _lock:
             waiting = not self._done
             if waiting:
                 self._callbacks = _joined(self._callbacks, added)
@@ -275,7 +281,7 @@ class Future(Generic[T]):
 
     def remove_done_callback(self, callback: Callable[[Future[T]], object]) -> int:
         """Remove `callback` and return how often it had been added."""
-        with self._lock:
+        with _lock:
             before = self._callbacks or []
             self._callbacks = [c for c in before if c != callback]
             return len(before) - len(self._callbacks)
@@ -341,9 +347,21 @@ class Future(Generic[T]):
         # Without the lock, which most waits need not take: a claimed task never comes back.
         if self._deferred is None:
             return None
-        with self._lock:
+        with _lock:
             claimed, self._deferred = self._deferred, None
         return claimed
+
+    def _fail_at_once(self, error: BaseException) -> bool:
+        """Fail unless somebody holds the lock or is to be called; return whether that is so."""
+        if self._callbacks or not _lock.acquire(blocking=False):
+            return False
+        was_done = self._done
+        if not was_done:
+            self._error, self._done = error, True
+        _lock.release()
+        if not was_done:
+            self._announce()
+        return True
 
     def _run(self, fn: Callable[[], T | Future[T]] | None) -> None:
         """Call `fn` and finish with what it returns or raises."""
@@ -380,7 +398,7 @@ class Future(Generic[T]):
                 inner.cancel()
 
         added: list[Callable[[Future[T]], object]] = [cancel]
-        with self._lock:
+        with _lock:
             if not self._done:
                 self._callbacks = _joined(self._callbacks, added)
                 self._help = inner._help
@@ -391,7 +409,7 @@ class Future(Generic[T]):
 
     def _finish(self, value: Any, error: BaseException | None) -> bool:
         """Set the outcome and return True; False if the Future was done already."""
-        with self._lock:
+        with _lock:
             if self._done:
                 return False
             # The outcome first: other threads read `_done` without the lock, and then the outcome.
@@ -474,7 +492,7 @@ class Future(Generic[T]):
         waiter = threading.Lock()
         waiter.acquire()
         added = [waiter]
-        with self._lock:
+        with _lock:
             if self._done:
                 return True
             self._waiters = _joined(self._waiters, added)
@@ -485,7 +503,7 @@ class Future(Generic[T]):
                 woken = waiter.acquire(timeout=min(left, _SIGNAL_S))
         finally:
             if not woken:
-                with self._lock:
+                with _lock:
                     if self._waiters and waiter in self._waiters:
                         self._waiters.remove(waiter)
         return woken
@@ -497,13 +515,44 @@ def new(epoch: int | None = None) -> Future[Any]:
     `epoch` is that of the process whose threads do the work, None if any thread may do it.
     """
     self: Future[Any] = object.__new__(Future)
-    self._lock = threading.Lock()
     self._done = False
     self._value = self._error = self._deferred = self._help = self._early = None
     self._callbacks = self._waiters = None
     self._epoch = epoch
     self._statistics = CURRENT.operation
     return self
+
+
+def claim_all(
+    futures: Iterable[weakref.ref[Future[Any]]], claimed: list[tuple[Any, Future[Any]]]
+) -> None:
+    """Claim the deferred tasks of Futures, for threads of this process.
+
+    Tasks that nobody has claimed before are appended to `claimed` together with their Futures, each
+    before it is claimed: whenever Ctrl-C comes, the caller has all that are.
+    """
+    with _lock:
+        for reference in futures:
+            future = reference()
+            if future is not None and (task := future._deferred) is not None:
+                claimed.append((task, future))
+                future._deferred = None
+                future._epoch = _epoch
+
+
+def finish_all(futures: Iterable[Future[Any]], values: Iterable[Any]) -> None:
+    """Finish Futures of claimed tasks, each with its value, unless they are done."""
+    heard = []
+    with _lock:
+        for future, value in zip(futures, values):
+            if future._callbacks or future._waiters:
+                heard.append((future, value))
+            elif not future._done:
+                future._value = value
+                future._done = True
+                future._help = None
+    for future, value in heard:
+        future._finish(value, None)
 
 
 def ready(value: T) -> Future[T]:

@@ -72,12 +72,5 @@ class Promise(Generic[T]):
         error = ValueError("UNKNOWN: the promise was dropped before it was given a result")
         # The garbage collector may call this on a thread that holds any of our locks. So: no
         # waiting for a lock and no callbacks here; a new thread does what cannot be done at once.
-        if not future._callbacks and future._lock.acquire(blocking=False):
-            dropped = not future._done
-            if dropped:
-                future._error, future._done = error, True
-            future._lock.release()
-            if dropped:
-                future._announce()
-        else:
+        if not future._fail_at_once(error):
             threading.Thread(target=future._finish, args=(None, error), daemon=True).start()

@@ -191,10 +191,10 @@ class Operation(Statistics):
 
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
-        parts = {id(one): one for one in operations if one is not None}
+        parts = dict.fromkeys(filter(None, operations))
         division = _Division(self.snapshot(), len(parts))
         with _lock:
-            for number, one in enumerate(parts.values(), 1):
+            for number, one in enumerate(parts, 1):
                 one._counts[division] = number
 
 
@@ -253,20 +253,19 @@ STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counters of all operations of this process."""
 
 
-def count_read(chunks: int) -> None:
-    """Count a read of an array that touches so many chunks, as ``STATISTICS.add`` in less time."""
-    operation = CURRENT.operation
+def count_reads(operations: Iterable[Operation | None], chunks: Sequence[int]) -> None:
+    """Count reads of arrays, of an operation each, by the numbers of chunks that they touch."""
     with _lock:
         counts = STATISTICS._counts
-        counts["reads"] += 1
-        counts["chunks_planned"] += chunks
-        if operation is None:
-            return
-        counts = operation._counts
-        if counts:
-            _add(counts, {"reads": 1, "chunks_planned": chunks})
-        else:
-            operation._counts = {"reads": 1, "chunks_planned": chunks}
+        counts["reads"] += len(chunks)
+        counts["chunks_planned"] += sum(chunks)
+        for one, number in zip(operations, chunks):
+            if one is None:
+                continue
+            if one._counts:
+                _add(one._counts, {"reads": 1, "chunks_planned": number})
+            else:  # Small reads are many, and nothing else was counted for them.
+                one._counts = {"reads": 1, "chunks_planned": number}
 
 
 def operation(begin: Callable[[], T], kind: type[Operation] = ReadOperation) -> T:

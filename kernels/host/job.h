@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 2478681838133003;
+constexpr i64 ABI = 5411556591392690;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -200,12 +200,16 @@ struct Map {
 
 // One array that a request fills, through strided maps.
 struct Item {
-    Target out;
-    i64 rank;                 // of its domain
-    i64 has_maps, has_strides;  // 0: the identity; and C order without gaps
-    // Follow: a Map for each dimension of the array read, if there are maps; then, for each dimension of the
-    // domain, its first indices, its ends, and, if there are strides, the bytes between neighbours in the
-    // array filled.
+    u8* memory;               // of the element of index zero, but for Placed::offset
+    i64 is_plain;             // whether the maps are the identity, and the array is in C order without gaps
+    // Follow: Placed, unless it is plain; for each dimension of the domain, its first indices and its ends. Unless
+    // it is plain, then a Map for each dimension of the array read; and for each of the domain the bytes between
+    // neighbours in the array filled.
+};
+
+// Where an array that is not plain begins, and its bytes; and the dimensions of its domain.
+struct Placed {
+    i64 offset, nbytes, rank;
 };
 
 // Reads of one array that the core plans by itself, together.

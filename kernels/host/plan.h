@@ -81,11 +81,13 @@ public:
     }
 
 private:
-    // An item of the request, with the maps and strides that it does not give, and its runs.
+    // An item of the request, with the maps that it does not give, and its runs.
     struct View {
-        const Item* item;
+        Target out;
+        i64 rank;
+        const i64 *low, *high;
         const Map* maps;
-        const i64 *low, *high, *stride;  // no strides: C order
+        const i64* stride;  // none: C order without gaps
         std::size_t runs_begin, runs_end;
     };
 
@@ -94,14 +96,20 @@ private:
         views_.reserve(static_cast<std::size_t>(request_.count));
         const i64* at = reinterpret_cast<const i64*>(request_.items());
         for (i64 i = 0; i < request_.count; i++) {
-            const Item* item = reinterpret_cast<const Item*>(at);
-            at = reinterpret_cast<const i64*>(item + 1);
-            View view = {item, identity_.data(), nullptr, nullptr, nullptr, 0, 0};
-            if (item->has_maps) view.maps = reinterpret_cast<const Map*>(at), at += 3 * array_.rank;
-            view.low = at, view.high = at += item->rank, at += item->rank;
-            if (item->has_strides) view.stride = at, at += item->rank;
+            const Item& item = *reinterpret_cast<const Item*>(at);
+            at = reinterpret_cast<const i64*>(&item + 1);
+            View view = {{item.memory, 0, 0}, array_.rank, nullptr, nullptr, identity_.data(), nullptr, 0, 0};
+            if (!item.is_plain) {
+                const Placed& placed = *reinterpret_cast<const Placed*>(at);
+                at = reinterpret_cast<const i64*>(&placed + 1);
+                view.out.offset = placed.offset, view.out.nbytes = placed.nbytes, view.rank = placed.rank;
+            }
+            view.low = at, view.high = at += view.rank, at += view.rank;
+            if (!item.is_plain) {
+                view.maps = reinterpret_cast<const Map*>(at), view.stride = at += 3 * array_.rank, at += view.rank;
+            }
             views_.push_back(view);
-            rank_ = std::max(rank_, item->rank);
+            rank_ = std::max(rank_, view.rank);
         }
     }
 
@@ -111,7 +119,7 @@ private:
 
     // Finds the runs of one array that is filled, and counts its regions.
     bool add_item(View& view, std::size_t number, PlannedJob& planned) {
-        const i64 rank = view.item->rank;
+        const i64 rank = view.rank;
         view.runs_begin = runs_.size();
         i64* src_stride = planned.src_stride.data() + number * static_cast<std::size_t>(rank_);
         i64* dst_stride = planned.dst_stride.data() + number * static_cast<std::size_t>(rank_);
@@ -119,7 +127,7 @@ private:
         for (i64 d = 0; d < rank; d++)
             if (!add_runs(view, d, src_stride[d], dst_stride[d])) return false;
         view.runs_end = runs_.size();
-        planned.out.push_back(view.item->out);
+        planned.out.push_back(view.out);
         i64 regions = 1;
         for (std::size_t i = view.runs_begin; i < view.runs_end; i++) {
             const i64 n = static_cast<i64>(runs_[i].count);
@@ -130,14 +138,15 @@ private:
         return regions_ <= request_.most_rows;
     }
 
-    // Bytes between neighbours in the array filled; false if they overflow.
-    bool find_strides(const View& view, i64* stride) const {
-        i64 next = array_.itemsize;
-        for (i64 d = view.item->rank - 1; d >= 0; d--) {
-            stride[d] = view.stride ? view.stride[d] : next;
+    // Finds the bytes between neighbours in the array filled, and of all of it; false if they overflow.
+    bool find_strides(View& view, i64* stride) const {
+        if (view.stride) return std::copy_n(view.stride, view.rank, stride), true;
+        i64& next = view.out.nbytes = array_.itemsize;
+        for (i64 d = view.rank - 1; d >= 0; d--) {
+            stride[d] = next;
             i64 extent;
             if (__builtin_sub_overflow(view.high[d], view.low[d], &extent)) return false;
-            if (!view.stride && __builtin_mul_overflow(next, extent, &next)) return false;
+            if (__builtin_mul_overflow(next, extent, &next)) return false;
         }
         return true;
     }

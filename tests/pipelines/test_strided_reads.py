@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import linecache
 import sys
 import threading
 import weakref
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from gpustore.backends.native import library
 from gpustore.backends.native.request import Request
 from gpustore.errors import CorruptChunkError
 from gpustore.pipelines import strided_reads
-from gpustore.runtime.future import Future
+from gpustore.runtime.future import claim_all, finish_all
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,
@@ -364,30 +364,35 @@ def test_after_ctrl_c_reads_that_are_done_are_not_repeated(array, passes):
         raise KeyboardInterrupt
 
     with busy(array):
-        futures = [array[i, :3].read() for i in range(2)]
+        futures = [array[i, :3].read() for i in range(4)]
         futures[1].add_done_callback(interrupt)
-        futures += [array[i, :3].read() for i in range(2, 4)]
+        futures[2].add_done_callback(lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             futures[0].result()
     assert [one.result().tolist() for one in futures] == MODEL[:4, :3].tolist()
-    assert sorted(passes) == [1, 1, 4]
+    assert sorted(passes) == [1, 4]
 
 
 @contextlib.contextmanager
 def interrupted_at(line):
-    """Ctrl-C at the n-th line of the module, or end of a claim by it, that this thread runs."""
+    """Ctrl-C at the n-th line of the module, or of what claims and finishes reads, that runs here.
+
+    The line of a ``with`` is met once more when it ends. There it could leave a lock held, which
+    signals do not: they are handled behind calls, and where loops begin anew.
+    """
     before, file = sys.gettrace(), strided_reads.__file__
+    others = claim_all.__code__, finish_all.__code__
     count = itertools.count(1)
 
     def of_function(frame, event, _):
-        if frame.f_code is Future._claim.__code__ and frame.f_back.f_code.co_filename == file:
-            return partial(interrupt_at, "return")
-        return partial(interrupt_at, "line") if frame.f_code.co_filename == file else None
+        is_ours = frame.f_code.co_filename == file or frame.f_code in others
+        return interrupt_at if is_ours else None
 
-    def interrupt_at(expected, frame, event, _):
-        if event == expected and next(count) == line:
+    def interrupt_at(frame, event, _):
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not text.startswith("with ") and next(count) == line:
             raise KeyboardInterrupt
-        return partial(interrupt_at, expected)
+        return interrupt_at
 
     sys.settrace(of_function)
     try:
@@ -422,7 +427,7 @@ def interrupt_at_each_line(array):
                 assert interrupted
         if not interrupted:
             break
-    assert line > 20  # Of about 50; fewer run here if a worker takes the reads first.
+    assert line > 20  # Of about 80; fewer run here if a worker takes the reads first.
 
 
 def test_a_read_into_an_array_of_the_caller_waits_with_others(array):

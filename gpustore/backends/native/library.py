@@ -11,7 +11,7 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 2_478_681_838_133_003
+ABI = 5_411_556_591_392_690
 """Number that ``gpustore_core_abi()`` returns if the library and this package fit together: a hash
 of the declarations that both share."""
 

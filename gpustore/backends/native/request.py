@@ -37,8 +37,8 @@ class StridedItem(Protocol):
     ----------
     transform : IndexTransform
         Maps the domain of the array that is filled to the array that is read.
-    words : sequence of int
-        Its maps: input dimension or -1, offset and stride of each output dimension; empty for the
+    words : sequence of int or None
+        Its maps: input dimension or -1, offset and stride of each output dimension; None for the
         identity.
     out : HostMemory or None
         Array to fill; None if it is `result`, in C order without gaps.
@@ -47,14 +47,14 @@ class StridedItem(Protocol):
     """
 
     transform: IndexTransform
-    words: Sequence[int]
+    words: Sequence[int] | None
     out: HostMemory | None
     result: Any
 
 
 def strided_maps(
     transform: IndexTransform, shape: Sequence[int], chunk_shape: Sequence[int]
-) -> tuple[int, Sequence[int]] | None:
+) -> tuple[int, Sequence[int] | None] | None:
     """Check the maps of a read that the core can plan.
 
     Returns
@@ -71,7 +71,7 @@ def strided_maps(
             if not 0 <= low < high <= size:
                 return None
             rows *= (high - 1) // chunk - low // chunk + 1
-        return rows, ()
+        return rows, None
     seen = set()
     words: list[int] = []
     for map_, size, chunk in zip(output, shape, chunk_shape):
@@ -96,7 +96,7 @@ def strided_table(
     array: NativeArray,
     transform: IndexTransform,
     rows: int,
-    maps: Sequence[int],
+    maps: Sequence[int] | None,
     strides: Sequence[int],
 ) -> tuple[RowTable, tuple[int, ...]] | None:
     """Plan a read for one thread.
@@ -117,7 +117,7 @@ def strided_table(
     low, high = transform.input_inclusive_min, transform.input_exclusive_max
     rank = len(low)
     header = (array.address, -1, 0, 0, rows, 1, 0, 1)
-    item = (0, 0, 0, rank, bool(maps), 1, *maps, *low, *high, *strides)
+    item = (0, 0, 0, 0, rank, *low, *high, *(_identity(rank) if maps is None else maps), *strides)
     request = numbers("q", (*header, *item))
     words: NDArray[np.int64] = np.empty(rows + 1 + (array.rank + 2 + rank) * rows + rank, np.int64)
     here = address_of(words)
@@ -165,13 +165,18 @@ class Request:
             transform, words, out = item.transform, item.words, item.out
             low, high = transform.input_inclusive_min, transform.input_exclusive_max
             if out is None:
-                array_ = item.result
-                values += (address_of(array_), 0, array_.nbytes, len(low), bool(words), 0)
-                values += (*words, *low, *high)
+                result = item.result
+                if words is None:
+                    values += (address_of(result), 1, *low, *high)
+                    continue
+                place = address_of(result), 0, 0, result.nbytes
+                strides = result.strides
             else:
-                flat = out.flat
-                values += (address_of(flat), out.offset, flat.size, len(low), bool(words), 1)
-                values += (*words, *low, *high, *out.strides)
+                place = address_of(out.flat), 0, out.offset, out.flat.size
+                strides = out.strides
+            if words is None:
+                words = _identity(len(low))
+            values += (*place, len(low), *low, *high, *words, *strides)
         struct_ = numbers("q")
         struct_.frombytes(struct.pack(f"{len(values)}q", *values))
         at = len(struct_)
@@ -230,6 +235,12 @@ class Request:
     def __del__(self) -> None:
         if self._planned:
             self.end()
+
+
+@cache
+def _identity(rank: int) -> Sequence[int]:
+    """Return the maps of the identity, as :class:`StridedItem` has others."""
+    return tuple([word for d in range(rank) for word in (d, 0, 1)])
 
 
 _DECODED: Final = Counts._fields.index("decoded")

@@ -184,8 +184,8 @@ def test_a_request(tmp_path):
     assert rows == 4 * 5
     out = memory_of(np.zeros((10, 20), "u2"))
     directory = KeyDirectory(os.open(tmp_path, os.O_RDONLY), 12, b"c/", bytes)
-    assert maps == ()
-    mapped = SimpleNamespace(transform=transform, words=[0, 0, 1, 1, 0, 1], out=out, result=None)
+    assert maps is None
+    mapped = SimpleNamespace(transform=transform, words=maps, out=out, result=None)
     plain = SimpleNamespace(transform=transform, words=maps, out=None, result=out.array)
     request = Request(array.native, [mapped, plain], directory, MOST_ROWS, 13)
     address = request._words.buffer_info()[0]
@@ -199,10 +199,13 @@ def test_a_request(tmp_path):
     }
     assert list(members("Map")) == ["input_dimension", "offset", "stride"]
     bounds = [3, 5, 13, 25]
-    for given, rest in ((1, [0, 0, 1, 1, 0, 1, *bounds, 40, 2]), (0, bounds)):
+    maps = [0, 0, 1, 1, 0, 1]
+    placed = [*at(after + 16, "Placed").values()]
+    assert list(members("Placed")) == ["offset", "nbytes", "rank"]
+    assert placed == [0, 400, 2]
+    for is_plain, rest in ((0, [*placed, *bounds, *maps, 40, 2]), (1, bounds)):
         found = at(after, "Item")
-        of_out = {"out.memory": data(out.flat), "out.offset": 0, "out.nbytes": 400}
-        assert found == {**of_out, "rank": 2, "has_maps": given, "has_strides": given}
+        assert found == {"memory": data(out.flat), "is_plain": is_plain}
         after += 8 * len(found)
         assert words(after, len(rest)) == rest
         after += 8 * len(rest)
