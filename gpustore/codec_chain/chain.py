@@ -366,17 +366,15 @@ class CodecChain:
     def decode_device(self, commands: CommandList, device: Device) -> None:
         """Record the steps that decode each value of `commands` to a chunk in device memory.
 
-        Values that the device cannot decode, and those whose structure is damaged, fall back to the
-        host, which decodes them or raises the error.
+        Called where :meth:`unsupported_reason` is None. Values that the device cannot decode, and
+        those whose structure is damaged, fall back to the host, which decodes them or raises the
+        error.
 
         Raises
         ------
         MemoryError
             If there is not enough device memory; the list cannot be used any more.
         """
-        reason = self.unsupported_reason(device)
-        if reason is not None:
-            fall_back_where(commands, np.ones(len(commands), np.bool_), reason)
         too_long = commands.values.nbytes > self.encoded_bound
         fall_back_where(commands, too_long, "longer than any encoding of a chunk")
         commands.distrust = self._distrust

@@ -51,12 +51,11 @@ def unfit(device: Device, codec: str, max_nbytes: int, distrust: Distrust | None
     return None
 
 
-def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> Mask:
-    """Leave values to the host where `wrong` is true; return a mask of the others."""
+def fall_back_where(commands: CommandList, wrong: Mask, reason: str) -> None:
+    """Leave values to the host where `wrong` is true."""
     (rows,) = wrong.nonzero()
     if len(rows):
         commands.fall_back(dict.fromkeys(rows.tolist(), reason))
-    return ~wrong
 
 
 @overload

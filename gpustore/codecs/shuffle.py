@@ -107,7 +107,8 @@ class _Shuffle(BytesCodec):
         nbytes = commands.values.nbytes.astype(np.int64)
         wrong = (nbytes != decoded_max) if exact else (nbytes > decoded_max)
         wrong |= nbytes % self.element_nbytes != 0
-        kept = fall_back_where(commands, wrong, f"shuffle: not {decoded_max} bytes")
+        fall_back_where(commands, wrong, f"shuffle: not {decoded_max} bytes")
+        kept = ~wrong
         if self.element_nbytes == 1 or not len(commands):
             return
         dst = destinations(commands, nbytes[kept])

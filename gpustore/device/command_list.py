@@ -315,8 +315,8 @@ class CommandList:
         """Record launches together with their tables; offsets that some share are one table."""
         shared: dict[int, Table] = {}
         for one in launches:
-            table = self.table(one.table if one.content is None else one.content)
-            arguments: list[Argument | Table] = [table, np.uint32(len(one.table))]
+            length = len(one.table) if one.length is None else one.length
+            arguments: list[Argument | Table] = [self.table(one.table), np.uint32(length)]
             arguments += one.arguments
             if one.offsets is not None:
                 if id(one.offsets) not in shared:

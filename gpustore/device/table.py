@@ -57,8 +57,8 @@ class TableLaunch(Protocol):
         Further arguments, passed by value.
     offsets : ndarray of int64, optional
         Second table in host memory; its address on the device is the last argument.
-    content : ndarray of uint8, optional
-        Bytes of `table`, if they are known.
+    length : int, optional
+        n, if `table` is the bytes of the descriptors.
     """
 
     @property
@@ -80,7 +80,7 @@ class TableLaunch(Protocol):
     def offsets(self) -> NDArray[np.int64] | None: ...
 
     @property
-    def content(self) -> NDArray[np.uint8] | None: ...
+    def length(self) -> int | None: ...
 
 
 def aligned(offset: int) -> int:

@@ -398,13 +398,13 @@ class Submission:
         if not commands.launches:
             self._parts.append((group, commands, 0, 0))
             return
-        table_nbytes, result_nbytes = commands.table_nbytes, commands.result_nbytes
-        tables = buffer.reserve_table(table_nbytes)
-        end = buffer.used
-        results = None if tables is None else buffer.reserve_table(result_nbytes)
-        if tables is None or results is None:
-            raise _NoRoom(aligned(table_nbytes) + result_nbytes)
+        result_nbytes, table_nbytes = commands.result_nbytes, commands.table_nbytes
+        needed = aligned(table_nbytes) + result_nbytes
+        tables = buffer.reserve_table(needed)
+        if tables is None:
+            raise _NoRoom(needed)
         commands.write_tables()
+        end, results = tables + table_nbytes, tables + aligned(table_nbytes)
         first, here = self._uploaded, buffer.address(results)
         counts = {"copies": 0, "launches": commands.launches}
         if end > first:

@@ -140,14 +140,13 @@ def _launches(
     at = 0
     for head in range(0, _HEAD * tables, _HEAD):
         width, is_tiled, used, some, blocks = heads[head : head + _HEAD]
-        dtype = run_dtype(used)
-        content = room[at : at + some * dtype.itemsize]
-        table: NDArray[np.void] = np.ndarray(some, dtype, room.data, at)
-        at += some * dtype.itemsize
+        nbytes = some * run_dtype(used).itemsize
+        table = room[at : at + nbytes]
+        at += nbytes
         kernel = "copy_tiled" if is_tiled else "copy_strided"
         expression = f"gs::{kernel}<{WIDTHS[width]}, {used}>"
         arguments = (_UNITS[unit],)
-        found.append(KernelLaunch("copy", expression, blocks, table, arguments, content=content))
+        found.append(KernelLaunch("copy", expression, blocks, table, arguments, length=some))
     return found
 
 

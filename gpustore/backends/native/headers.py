@@ -82,8 +82,7 @@ class FrameRoom:
     """
 
     def __init__(self, count: int, blocks: int = 0, streams: int = 0) -> None:
-        self._memory = np.empty(FRAME_HEADS * count + 3 * blocks + 5 * streams, np.int64)
-        self._memory[: FRAME_HEADS * count] = 0
+        self._memory = np.zeros(FRAME_HEADS * count + 3 * blocks + 5 * streams, np.int64)
         self._struct = numbers("q", (count, blocks, streams, 0, 0, address_of(self._memory)))
 
     @property

@@ -258,17 +258,17 @@ class KernelLaunch:
         Further arguments, passed by value.
     offsets : ndarray of int64, optional
         Second table, to be uploaded to a multiple of 8 bytes; its address is the last argument.
-    content : ndarray of uint8, optional
-        Bytes of `table`, which NumPy is slow to find.
+    length : int, optional
+        Number of descriptors, if `table` is their bytes.
     """
 
     family: str
     expression: str
     blocks: int
-    table: NDArray[np.void]
+    table: NDArray[Any]
     arguments: tuple[np.generic | NDArray[np.uint8], ...] = ()
     offsets: NDArray[np.int64] | None = None
-    content: NDArray[np.uint8] | None = None
+    length: int | None = None
 
 
 def division(extent: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
