@@ -461,12 +461,6 @@ def undumped_manifest(api: ModuleType, folder: Path) -> object:
     return type(api.ocdbt.undump_manifest(dumped)).__name__
 
 
-def part_in_a_spec(api: ModuleType, folder: Path) -> object:
-    del folder
-    view = api.stack([api.array([1, 2, 3])[1:]] * 2)
-    return view.spec().to_json()["layers"][0]["array"]
-
-
 def write_over_a_gap(api: ModuleType, folder: Path) -> object:
     del folder
     layer = api.array([1, 2])
@@ -770,9 +764,6 @@ DIFFERENCES = (
     ),
     Difference(
         "attribute of a Future's result", attribute_of_a_future, "the message says what to do"
-    ),
-    Difference(
-        "spec of a stack of parts", part_in_a_spec, "the spec names the array and the part of it"
     ),
     Difference(
         "write to an overlay with a gap", write_over_a_gap, "a write that fails changes nothing"

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.unit import Unit
+from gpustore.drivers.array import ArrayDriver
 from gpustore.drivers.base import (
     Driver,
     DriverSpec,
@@ -155,14 +156,18 @@ class Layer(NamedTuple):
 
     def as_spec(self, *, minimal: bool) -> LayerSpec:
         """Return a spec that opens the layer again."""
-        if self.driver is not None:
-            spec, latest = self.driver.spec(minimal=minimal), latest_of(self.driver)
-            same = latest is self.driver
-            transform = self.transform if same else placed_again(self.transform, latest)
-            return LayerSpec(spec, transform, self.driver.open_mode, None)
-        assert self.spec is not None
-        driver = self.spec.driver.updated(minimal=True) if minimal else self.spec.driver
-        return self.spec._replace(driver=driver, transform=self.transform)
+        driver, transform = self.driver, self.transform
+        if driver is not None:
+            if isinstance(driver, ArrayDriver):
+                driver, transform = driver.narrowed(transform)
+            latest = latest_of(driver)
+            if latest is not driver:
+                transform = placed_again(transform, latest)
+            return LayerSpec(driver.spec(minimal=minimal), transform, driver.open_mode, None)
+        spec = self.spec
+        assert spec is not None
+        base = spec.driver.updated(minimal=True) if minimal else spec.driver
+        return spec._replace(driver=base, transform=transform)
 
 
 class Layers(Sequence[Layer]):

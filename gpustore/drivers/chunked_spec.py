@@ -131,6 +131,8 @@ class ChunkedSpec:
             spec = object.__new__(type(self))
             vars(spec).update(vars(self), kvstore=_directory(kvstore))
         if schema is not None and not schema.is_empty:
+            if schema.dtype is not None:
+                spec.constrained().copy().set_dtype(schema.dtype)
             constraints = spec.constraints.copy()
             constraints.merge(schema)
             spec = replace(spec, constraints=constraints)

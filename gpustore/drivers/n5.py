@@ -181,7 +181,7 @@ class N5Format(MetadataMember, WholeElements):
             raise MetadataError(self.words.fill_value_refused)
         codec = merged.codec or _codec_spec(None)
         if codec.driver != self.json_id:
-            codec = codec.merged(_codec_spec(None))  # Raises MetadataError.
+            codec = _codec_spec(None).merged(codec)  # Raises MetadataError.
         compression = _compression_of(codec.to_json())
         units, resolution = _stored_units(constraints, merged.dimension_units)
         metadata = N5Metadata(

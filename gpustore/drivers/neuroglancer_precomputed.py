@@ -267,7 +267,7 @@ class PrecomputedFormat(WholeElements):
             raise MetadataError(self.words.fill_value_refused)
         codec = merged.codec or codec_spec({})
         if codec.driver != self.json_id:
-            codec = codec.merged(codec_spec({}))  # Raises MetadataError.
+            codec = codec_spec({}).merged(codec)  # Raises MetadataError.
         given = codec_members(codec.to_json())
         encoding = given["encoding"] or "raw"
         channels_ = int(domain.shape[3])

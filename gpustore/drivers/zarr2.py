@@ -325,7 +325,7 @@ def _codecs_of(value: JsonValue) -> tuple[Any, Any]:
 def _completed(codec: CodecSpec | None) -> tuple[Any, Any]:
     """Compressor and filters of a new array."""
     any_codec = CodecSpec({"driver": "zarr"})
-    merged = any_codec if codec is None else codec.merged(any_codec)
+    merged = any_codec if codec is None else any_codec.merged(codec)
     compressor, filters = _codecs_of(merged.to_json())
     return complete_v2(compressor), None if filters is UNSET else tuple(filters) or None
 

@@ -260,7 +260,7 @@ class Zarr3Format(MetadataMember):
         read, write = _chunk_shapes(constraints, layout, domain)
         codec = merged.codec or _ANY_CODEC
         if codec.driver != self.json_id:
-            codec = codec.merged(_ANY_CODEC)  # Raises MetadataError.
+            codec = _ANY_CODEC.merged(codec)  # Raises MetadataError.
         codecs = shard_v3(_codecs_of(codec.to_json()), read[:rank], write[:rank])
         inner_order = layout.inner_order or layout.inner_order_soft_constraint
         if inner_order is not None:

@@ -55,7 +55,7 @@ def driver_from_url(url: str) -> DriverSpec:
             else:
                 before = "KvStore" if driver is None else "TensorStore"
                 raise MetadataError(
-                    f"{role} URL scheme in {quote(component.text)} is not valid following a "
+                    f"{role} URL scheme in {quote(component.raw)} is not valid following a "
                     f"{before} URL pipeline component"
                 )
     except GpustoreError as error:

@@ -69,9 +69,11 @@ def parsed(json: JsonValue, dtype: dtype_ | None = None) -> Parts:
             f'Error parsing object member "rank": Specified rank ({rank}) does not match input '
             f"rank of transform ({transform.input_rank})"
         )
-    driver_rank = rank if transform is None else transform.output_rank
-    if driver_rank is not None:
-        schema.update(rank=driver_rank)
+    if transform is not None:
+        schema.set_rank(transform.output_rank, "rank")
+    elif rank is not None:
+        with in_member("rank"):
+            schema.set_rank(rank, "rank")
     if kind.is_adapter:
         base, below, mode, base_context = members.take_with(
             "base",

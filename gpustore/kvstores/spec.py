@@ -413,7 +413,7 @@ def _from_url(url: str) -> KvStoreSpec:
         role, _ = find_scheme(root.scheme)
         if role not in (ROOT, ""):
             raise _misplaced(root, role)
-        spec = root_spec(root)
+        spec = root_spec(root, unknown=_unsupported(root))
         for component in applied:
             role, kind = find_scheme(component.scheme)
             if role != KVSTORE_ADAPTER:
@@ -432,11 +432,14 @@ def path_spec(path: os.PathLike[str]) -> KvStoreSpec:
 
 
 def _misplaced(component: UrlComponent, role: str) -> MetadataError:
-    scheme = quote(component.scheme)
-    begin = f"unsupported URL scheme {scheme} in {quote(component.text)}"
+    begin = _unsupported(component)
     if not role:
         return unknown_scheme(component, begin)
-    return MetadataError(f"{begin}: {scheme} is a {role} URL scheme")
+    return MetadataError(f"{begin}: {quote(component.scheme)} is a {role} URL scheme")
+
+
+def _unsupported(component: UrlComponent) -> str:
+    return f"unsupported URL scheme {quote(component.scheme)} in {quote(component.text)}"
 
 
 class RootKind(DriverKind, Protocol):
@@ -480,8 +483,14 @@ def unknown_scheme(component: UrlComponent, begin: str = "") -> MetadataError:
     return MetadataError(f"{begin}{near_or_known(component.scheme, registry.schemes())}")
 
 
-def root_spec(component: UrlComponent) -> KvStoreSpec:
+def root_spec(component: UrlComponent, *, unknown: str = "") -> KvStoreSpec:
     """Return the kvstore of the first component of a URL pipeline.
+
+    Parameters
+    ----------
+    component : UrlComponent
+    unknown : str, optional
+        Begin of the message about an unknown scheme.
 
     Raises
     ------
@@ -491,7 +500,7 @@ def root_spec(component: UrlComponent) -> KvStoreSpec:
     role, kind = find_scheme(component.scheme)
     if not role:
         check_present(component.scheme)
-        error = unknown_scheme(component)
+        error = unknown_scheme(component, unknown)
         if not component.slashes:
             path = quote(f"./{component.raw}")
             raise MetadataError(f"{error}; a path that begins so is written {path}")

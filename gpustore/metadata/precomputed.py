@@ -213,7 +213,8 @@ class PrecomputedMetadata(ArrayMetadata):
                 and all(unit in (None, size) for unit, size in zip(units, scale.resolution))
             ]
             if not fitting:
-                wanted = [] if units == (None,) * 3 else [f"resolution={text(list(units))}"]
+                steps = [None if unit is None else str(Unit(unit, "nm")) for unit in (*units, None)]
+                wanted = [f"dimension_units=[{', '.join(map(text, steps))}]"] if any(steps) else []
                 wanted += [] if key is None else [f"key={quote(key)}"]
                 raise NotFoundError(f"No scale found matching {', '.join(wanted)}")
             index = fitting[0]

@@ -145,13 +145,16 @@ def test_zarr2_undefined_fill_value():
         assert sorted(kvstore.list().result()) == [b".zarray", b"0"]
 
 
-@pytest.mark.parametrize("driver", ["zarr2", "zarr3"])
+@pytest.mark.parametrize("driver", ["zarr2", "zarr3", "n5"])
 def test_codec_of_another_driver(driver):
-    other = {"zarr2": "zarr3", "zarr3": "zarr"}[driver]
+    other = {"zarr2": "zarr3", "zarr3": "zarr", "n5": "zarr3"}[driver]
     spec = {"driver": driver, "kvstore": "memory://", "schema": {"codec": {"driver": other}}}
+    words = []
     for library in (gpustore, ts):
-        with pytest.raises(ValueError, match="codec"):
+        with pytest.raises(ValueError, match="codec") as caught:
             library.open(spec, create=True, dtype="uint8", shape=[3]).result()
+        words.append(str(caught.value).partition(" [")[0])
+    assert words[0] == words[1]
 
 
 # --------------------------------------------------------------------------- Zarr v3, members

@@ -432,6 +432,12 @@ def test_contexts_of_layers_are_made_once():
         view.write([[3, 4]]).result()
 
 
+def test_arrays_in_a_spec_have_the_elements_of_the_view_alone():
+    ours, theirs = (lib.stack([lib.array([[1, 2, 3]])[:, 1:]] * 2).spec() for lib in LIBRARIES)
+    assert ours.to_json() == theirs.to_json()
+    assert ours.to_json()["layers"][0]["array"] == [2, 3]
+
+
 def test_an_overlay_of_nothing_has_gaps_only():
     # The other properties abort TensorStore 0.1.86.
     for what in (

@@ -155,7 +155,7 @@ def test_reads_and_writes_are_those_of_numpy(data):
         elif action == "resize":
             new = [data.draw(st.integers(0, 9)) for _ in model.shape]
             # An inner chunk beyond the old edge is missing, or was inside and is in a kept shard.
-            chunks = store.chunk_layout.write_chunk.shape
+            chunks = store.chunk_layout.write_chunk.shape or ()
             store = store.resize(exclusive_max=new).result()
             model = resized(model, new, chunks, fill, context, store)
         else:

@@ -101,6 +101,9 @@ BAD = {
     "array without dtype": {"driver": "array", "array": [1]},
     "array out of range": {"driver": "array", "array": [1, 300], "dtype": "int8"},
     "ragged array": {"driver": "array", "array": [[1, 2], [3]], "dtype": "int8"},
+    "rank twice": ZARR3 | {"rank": 3, "schema": {"rank": 2}},
+    "rank and transform": ZARR3 | {"transform": {"input_rank": 3}, "schema": {"rank": 2}},
+    "driver after an array": "memory://a|zarr3:b|zarr2",
     "array of another rank": {"driver": "array", "array": [[1]], "dtype": "int8", "rank": 1},
 }
 
@@ -190,6 +193,18 @@ def test_update_is_that_of_tensorstore(base, name):
         return spec
 
     assert outcome(lambda: updated(gpustore)) == outcome(lambda: updated(ts))
+
+
+@each("driver", ["zarr", "zarr3", "n5"])
+def test_update_with_another_data_type_names_both_as_in_tensorstore(driver):
+    member = {
+        "zarr": {"dtype": "|u1"},
+        "zarr3": {"data_type": "uint8"},
+        "n5": {"dataType": "uint8"},
+    }
+    json = {"driver": driver, "kvstore": "memory://a", "metadata": member[driver]}
+    expected = outcome(lambda: ts.Spec(json).update(dtype="int16"))
+    assert outcome(lambda: gpustore.Spec(json).update(dtype="int16")) == expected
 
 
 @pytest.mark.parametrize("index", [np.s_[1:2], np.s_[..., 1], np.s_[::2], np.s_[None, 0], np.s_[5]])

@@ -322,17 +322,16 @@ def test_spec_is_parsed_and_printed_alike(json):
 
 @pytest.mark.parametrize("url", ["nope://x", "MEMORY://x", "memory://a|nope:"])
 def test_unknown_scheme_is_an_error(url):
-    with pytest.raises(
-        MetadataError, match=r'^Parsing spec from url: .*unsupported URL scheme:? "'
-    ):
-        KvStore.Spec(url)
+    ours, theirs = outcome(lambda: KvStore.Spec(url)), outcome(lambda: ts.KvStore.Spec(url))
+    assert ours[0] == theirs[0] == "ValueError"
+    assert ours[1].startswith(theirs[1])
 
 
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("flie://x", '"flie"; did you mean "file"?'),
-        ("S3://x/y", '"S3"; did you mean "s3"'),
+        ("flie://x", '; did you mean "file"?'),
+        ("S3://x/y", '; did you mean "s3"'),
         ("memory://a|zib:", '; did you mean "zip"?'),
         ("memory://a|xyzzy:", "; known: auto, avif, bmp, cast, file, gs, http, https, jpeg,"),
         ("flie:x", 'did you mean "file"?; a path that begins so is written "./flie:x"'),
