@@ -17,7 +17,9 @@
 // unit     bytes of each unit whose byte order is changed: 2, 4 or 8, at most sizeof(T); 1: none
 // offsets  device pointer, byte offsets that the lists of copy_indexed consist of
 // box      by value, see Box
-// chunks   device pointer, address of each chunk of an array by its number
+// chunks   device pointer, address of each chunk of an array by its number; 0 for those that are
+//          decoded to `decoded`, `pitch` bytes for each run
+// numbers  device pointer, gets the number of the chunk of each run; null if nobody wants them
 //
 // Alignment: src, dst, all strides and offsets are multiples of sizeof(T). No place of dst is met
 // twice, and no dst overlaps a src.
@@ -143,7 +145,8 @@ __device__ __forceinline__ i64 first_item(const BoxDim& dim, i64 cell) {
 
 template <int R>
 __global__ void __launch_bounds__(THREADS_PER_BLOCK)
-    write_runs(const Box<R> box, u64 first, u32 count, const u64* chunks, Run<R>* runs) {
+    write_runs(const Box<R> box, u64 first, u32 count, const u64* chunks, Run<R>* runs, u64 decoded,
+               u64 pitch, i64* numbers) {
   const u32 i = blockIdx.x * THREADS_PER_BLOCK + threadIdx.x;
   if (i >= count) return;
   Run<R>& run = runs[i];
@@ -169,7 +172,9 @@ __global__ void __launch_bounds__(THREADS_PER_BLOCK)
     run.dim[k] = Dim{extent, magic, shift, 0, dim.step * dim.src_stride, dim.dst_stride};
     items *= extent;
   }
-  run.src = chunks[number] + src;
+  if (numbers) numbers[i] = number;
+  const u64 chunk = chunks[number];
+  run.src = (chunk ? chunk : decoded + i * pitch) + src;
   run.dst = box.dst + dst;
   run.items = items;
   run.first_tile = i * box.tiles;

@@ -1,6 +1,7 @@
 """Putting bytes into device memory and getting them back, for tests."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,8 +62,8 @@ class Bench:
         base = self.put(data)
         return Spans(spans.address + np.uint64(base), np.array(sizes, np.uint64))
 
-    def run_codec(self, verb, codec, src, dst):
-        """Compress or decompress: sizes and statuses."""
+    def run_codec(self, verb, codec, src, dst, *, by_table=False):
+        """Compress or decompress, of streams that the table alone has: sizes and statuses."""
         device, count = self.device, len(src)
         if verb == "decompress":
             sizes = dst.nbytes
@@ -80,6 +81,9 @@ class Bench:
             temp=self.allocate(temp_nbytes) if temp_nbytes else 0,
             temp_nbytes=temp_nbytes,
         )
+        if by_table:
+            none = Spans.contiguous(0, [])
+            batch = replace(batch, src=none, dst=none, count=count)
         getattr(device, verb)(batch, self.stream)
         found = np.frombuffer(self.get(batch.result, 12 * count), np.uint8)
         return tuple(column.tolist() for column in CodecBatch.results(found))

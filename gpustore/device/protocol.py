@@ -217,6 +217,8 @@ class DeviceCodec:
         Longest stream that the device encodes, in decoded bytes; 0 if it does not encode.
     detects_damage : bool
         Whether every damaged stream gives a status, and never an access outside its bounds.
+    reads_table : bool
+        Whether decoding needs no more than the table of a batch, which the device may have written.
     """
 
     name: str
@@ -226,6 +228,7 @@ class DeviceCodec:
     decoded_max_nbytes: int
     encodes_max_nbytes: int
     detects_damage: bool
+    reads_table: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +285,10 @@ class CodecBatch:
         Source streams: encoded ones to decompress, decoded ones to compress.
     dst : Spans, length n
         Destination of each output and its greatest size. Destinations do not overlap.
+    count : int, optional
+        n, if the table alone has the streams; `src` and `dst` have none then.
     table : int
-        Address of :meth:`columns`, which the caller has uploaded there: 32 n bytes, at a multiple
-        of 8.
+        Address of :meth:`columns` when the call runs: 32 n bytes, at a multiple of 8.
     result : int
         Address of 12 n bytes at a multiple of 8 that the call fills: n uint64, the bytes of each
         output, then n int32, its status (:data:`STATUSES`).
@@ -300,9 +304,10 @@ class CodecBatch:
     result: int
     temp: int
     temp_nbytes: int
+    count: int = 0
 
     def __len__(self) -> int:
-        return len(self.src)
+        return self.count or len(self.src)
 
     @staticmethod
     def columns(

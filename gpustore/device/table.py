@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpustore.device.protocol import Argument
 
-_PART_ALIGNMENT: Final = 16
+PART_ALIGNMENT: Final = 16
 """Alignment of tables and results in device memory, in bytes."""
 
 
@@ -85,4 +85,4 @@ class TableLaunch(Protocol):
 
 def aligned(offset: int) -> int:
     """Return the first offset, not before `offset`, at which a table or result may begin."""
-    return -(-offset // _PART_ALIGNMENT) * _PART_ALIGNMENT
+    return -(-offset // PART_ALIGNMENT) * PART_ALIGNMENT

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpustore.backends.base import CACHED, IN_PLACE, Chunks, TableRows
 from gpustore.backends.native.request import strided_maps
+from gpustore.device.chunk_tables import ChunkTables
 from gpustore.device.kernels.box import Box
 from gpustore.index_space import IndexTransform
 from gpustore.kvstores.arena import Arena
@@ -52,7 +53,7 @@ class ResidentTable(NamedTuple):
     chunks : CachedChunks
         Chunks of the rows of the table.
     box : Box or None
-        The rows as a box, if the addresses of all chunks are on the device.
+        The rows as a box, if the tables of all chunks are on the device.
     """
 
     array: ChunkedArray
@@ -98,8 +99,8 @@ def resident_tables(
             if len(old) or not is_there.all():
                 return None
             box = None
-            if chunks.addresses is not None and transform is not None:
-                box = _box(array, plan, table, chunks.addresses, transform)
+            if chunks.tables is not None and transform is not None:
+                box = _box(array, plan, table, chunks.tables, transform)
             found.append(ResidentTable(array, plan, table, chunks, box))
     STATISTICS.add(device_cache_hits=sum([one.table.rows for one in found]))
     return found
@@ -109,7 +110,7 @@ def _box(
     array: ChunkedArray,
     plan: ChunkPlan | CopyPlan,
     table: RowTable,
-    addresses: int,
+    tables: ChunkTables,
     transform: IndexTransform,
 ) -> Box | None:
     """Return the rows of a read as a box of chunks; None if they are not one."""
@@ -123,7 +124,7 @@ def _box(
         *(transform.domain, maps[1], array.chunk_shape, array.cell_numbers, array.key_ratio),
         (strides, strides_of(plan)[1][0]),
     )
-    return None if dims is None else Box(dims, addresses)
+    return None if dims is None else Box(dims, tables)
 
 
 def table_chunks(array: ChunkedArray, table: RowTable, lo: int, hi: int) -> tuple[Any, Integers]:

@@ -23,7 +23,7 @@ import weakref
 import zlib
 from collections import Counter, deque
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -585,7 +585,7 @@ class EmulatedDevice:
             self.decompressed.append(len(batch))
             temp_nbytes = codecs.decompress_temp_nbytes(batch.codec, int(batch.dst.nbytes.sum()))
 
-            def run():
+            def run(batch):
                 sizes, statuses = [], []
                 for i, (src, nbytes, dst, capacity) in enumerate(_rows(batch)):
                     encoded = _at(src, nbytes).tobytes()
@@ -621,7 +621,7 @@ class EmulatedDevice:
             if (batch.dst.nbytes < codecs.compressed_bound(batch.codec, longest)).any():
                 raise Breach("compress: less room than compress_nbytes says")
 
-            def run():
+            def run(batch):
                 sizes, statuses = [], []
                 for i, (src, nbytes, dst, _) in enumerate(_rows(batch)):
                     encoded = codecs.compress(batch.codec, _at(src, nbytes).tobytes())
@@ -637,32 +637,45 @@ class EmulatedDevice:
         codec = codecs.CODECS[batch.codec]
         table = _span(batch.table, 32 * len(batch))
         result = _span(batch.result, 12 * len(batch))
-        temp = Spans.contiguous(batch.temp, [temp_nbytes] if temp_nbytes else [])
+        temp = Spans.contiguous(batch.temp, [batch.temp_nbytes] if batch.temp_nbytes else [])
         _require_alignment(name, table.address, 8)
         _require_alignment(name, result.address, 8)
         _require_alignment(name, temp.address, codec.temp_alignment)
-        encoded, decoded = (
-            (batch.src, batch.dst) if verb == "decompress" else (batch.dst, batch.src)
-        )
-        _require_alignment(f"{name}, encoded", encoded.address, codec.src_alignment)
-        _require_alignment(f"{name}, decoded", decoded.address, codec.dst_alignment)
-        if batch.temp_nbytes < temp_nbytes:
-            raise Breach(f"{name}: {batch.temp_nbytes} of {temp_nbytes} bytes of scratch memory")
-        if not Ranges(batch.dst.address, batch.dst.nbytes).are_disjoint:
-            raise Breach(f"{name}: destinations overlap")
-        used = _joined(table, result, temp, batch.src, batch.dst)
-        self._memory.require(used, name, running=False)
+
+        def require(batch, temp_nbytes, *, running):
+            encoded, decoded = (
+                (batch.src, batch.dst) if verb == "decompress" else (batch.dst, batch.src)
+            )
+            _require_alignment(f"{name}, encoded", encoded.address, codec.src_alignment)
+            _require_alignment(f"{name}, decoded", decoded.address, codec.dst_alignment)
+            if batch.temp_nbytes < temp_nbytes:
+                raise Breach(
+                    f"{name}: {batch.temp_nbytes} of {temp_nbytes} bytes of scratch memory"
+                )
+            if not Ranges(batch.dst.address, batch.dst.nbytes).are_disjoint:
+                raise Breach(f"{name}: destinations overlap")
+            used = _joined(table, result, temp, batch.src, batch.dst)
+            self._memory.require(used, name, running=running)
+
+        require(batch, temp_nbytes, running=False)
         columns = CodecBatch.columns(batch.src, batch.dst)
         number = self.counts["calls"]
         self.counts["calls"] += 1
 
         def run():
             self._lose(number)
-            self._memory.require(used, name, running=True)
-            _require_table(name, table, columns)
-            if temp_nbytes:
-                _at(batch.temp, temp_nbytes)[:] = bytes([FRESH]) * temp_nbytes
-            sizes, statuses = work()
+            self._memory.require(_joined(table, result, temp), name, running=True)
+            found = batch
+            if batch.count:  # The device has written the table.
+                found = _with_columns(batch)
+                nbytes = codecs.decompress_temp_nbytes(batch.codec, int(found.dst.nbytes.sum()))
+                require(found, nbytes, running=True)
+            else:
+                require(batch, temp_nbytes, running=True)
+                _require_table(name, table, columns)
+            if batch.temp_nbytes:
+                _at(batch.temp, batch.temp_nbytes)[:] = bytes([FRESH]) * batch.temp_nbytes
+            sizes, statuses = work(found)
             _at(batch.result, 8 * len(batch))[:] = np.array(sizes, np.uint64).tobytes()
             _at(batch.result + 8 * len(batch), 4 * len(batch))[:] = np.array(
                 statuses, np.int32
@@ -876,6 +889,12 @@ def _at(address, nbytes):
 def _span(address, nbytes):
     """One range of memory."""
     return Spans(np.array([address], np.uint64), np.array([nbytes], np.uint64))
+
+
+def _with_columns(batch):
+    """A batch with the streams of its table."""
+    words = np.frombuffer(_at(batch.table, 32 * len(batch)), np.uint64).reshape(4, -1).copy()
+    return replace(batch, src=Spans(*words[:2]), dst=Spans(*words[2:]), count=0)
 
 
 def _rows(batch):

@@ -229,9 +229,12 @@ def test_offsets_are_64_bit(rank):
     assert dst.tolist() == src.tolist()
 
 
-def copied(copy, rows, parts, chunks, unit, order):
-    """Run the launches of a copy, in `parts` one behind the other."""
-    module = host_build.load("copy")
+def copied(copy, rows, parts, chunks, unit, order, decoded=None):
+    """Run the launches of a copy, in `parts` one behind the other.
+
+    Chunks that are `decoded`, by number, lie row by row in other memory.
+    """
+    module, decoded = host_build.load("copy"), decoded or {}
     edges = np.linspace(0, rows, parts + 1).astype(int).tolist()
     for lo, hi in itertools.pairwise(edges):
         n = np.uint32(hi - lo)
@@ -240,8 +243,18 @@ def copied(copy, rows, parts, chunks, unit, order):
         runs = execution.aligned(int(n) * run_dtype(copy.rank).itemsize)
         here = np.uint64(execution.address(runs))
         places = np.uint64(execution.address(chunks) + 8 * copy.number)
-        arguments = [copy.box, np.uint64(lo), n, places, here]
+        numbers = np.zeros(int(n), np.int64)
+        wanted = copy.chunks(lo, hi)
+        pitch = max([-(-len(one) // 16) * 16 for one in decoded.values()], default=0)
+        region = execution.aligned(int(n) * pitch)
+        for row, number in enumerate(wanted.tolist()):
+            if number in decoded:
+                region[row * pitch :][: len(decoded[number])] = decoded[number]
+        others = np.uint64(execution.address(region)), np.uint64(pitch)
+        others = *others, np.uint64(execution.address(numbers))
+        arguments = [copy.box, np.uint64(lo), n, places, here, *others]
         module.launch(f"gs::write_runs<{copy.rank}>", -(-int(n) // 256), arguments, order=order)
+        assert np.array_equal(numbers + copy.number, wanted)
         arguments = [here, n, np.uint32(unit)]
         module.launch(copy.expression, copy.blocks * int(n), arguments, order=order)
 
@@ -323,7 +336,11 @@ def check_box(dims, axes, turned, itemsize, parts, order, rng):
     box = chunk_box(domain, maps, chunk, numbering, ratio, (strides, out.strides[:-1]))
     rows = math.prod([dim.cells for dim in box])
     copy = box_copy(box, behind, execution.address(out), itemsize, 1, rows)
-    copied(copy, rows, parts, addresses, 1, order)
+    some = rng.permutation(np.flatnonzero(addresses))[: rng.integers(0, 3)].tolist()
+    by_address = {execution.address(memory): memory for memory in kept}
+    decoded = {number: by_address[int(addresses[number])] for number in some}
+    addresses[list(decoded)] = 0
+    copied(copy, rows, parts, addresses, 1, order, decoded)
     assert np.array_equal(out, wanted)
     return copy
 

@@ -33,6 +33,7 @@ from tests.kernels import (
     test_element,
     test_lz,
     test_pattern,
+    test_select,
     test_value,
 )
 from tests.matrix import each
@@ -144,6 +145,11 @@ def test_streams_of_one_block(codec, order):
     streams = [test_lz.ENCODERS[codec](part) for part in data]
     sizes = [len(part) for part in data]
     assert test_lz.decode(codec, streams, sizes, order)[0] == data
+
+
+def test_entries_are_added_up(order):
+    counts = np.arange(300, dtype=np.uint64) % np.uint64(3)
+    test_select.check(np.arange(299, 20, -1), counts, counts, 0, order)
 
 
 def test_values_that_fail_and_sums(order):

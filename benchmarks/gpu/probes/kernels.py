@@ -34,7 +34,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 _U2, _F4 = np.dtype("<u2"), np.dtype("<f4")
 
-FEW_BYTES = ("guard", "replace_damaged")
+FEW_BYTES = ("guard", "replace_damaged", "select")
 """Families of kernels that touch a few bytes of each stream: their rate says nothing."""
 
 

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from gpustore.backends.device.cell_table import MISSING, NO_ENTRY, CellTable
 from gpustore.backends.device.slab import EncodedSlab, Slab
+from gpustore.device.chunk_tables import ChunkTables
 from gpustore.device.protocol import Device, Stream
 from gpustore.errors import DeviceError
 from gpustore.planning.cell_numbers import CellNumbers
@@ -80,9 +81,8 @@ class CachedChunks:
         what it fetches.
     slabs : dict of int to Slab
         The slabs, by number.
-    addresses : int or None
-        Device address of the addresses of all chunks of the array, a uint64 each, by number, held
-        as the slabs; None if they are not there.
+    tables : ChunkTables or None
+        Tables of all chunks of the array on the device, held as the slabs; None if not there.
     """
 
     cache: ChunkCache
@@ -90,7 +90,7 @@ class CachedChunks:
     position: Integers
     generation: NDArray[np.object_]
     slabs: dict[int, Slab]
-    addresses: int | None
+    tables: ChunkTables | None
     _table: CellTable
     _numbers: Integers
     _stamped: Integers
@@ -143,21 +143,23 @@ class CachedChunks:
         )
 
 
-class Addresses(NamedTuple):
-    """Addresses of all chunks of an array.
+class Entries(NamedTuple):
+    """Entries of all chunks of an array in the memory of the device.
 
     Attributes
     ----------
-    address : ndarray of int64
-        Address of each chunk by number.
-    missing : ndarray of int64
-        Numbers of those that are not stored.
+    numbers, slab, position : ndarray of int64, shape (n,)
+        Number, slab and position of each chunk.
+    slabs : dict of int to Slab
+        Slabs by number.
     changes : int
         Number of changes of the entries so far.
     """
 
-    address: Integers
-    missing: Integers
+    numbers: Integers
+    slab: Integers
+    position: Integers
+    slabs: dict[int, Slab]
     changes: int
 
 
@@ -258,11 +260,11 @@ class ChunkCache:
             stamps = self._stamps[stamped]
             held = np.unique(slab[slab > MISSING]).tolist()
             slabs = {number: self._slabs[number] for number in held}
-            addresses = None
+            tables = None
             if table.on_device:
-                addresses = self._slabs[table.on_device].start
+                tables = self._slabs[table.on_device].tables
                 held.append(table.on_device)
-            known = slab, position, generation, slabs, addresses
+            known = slab, position, generation, slabs, tables
             found = CachedChunks(self, *known, table, numbers, stamped, stamps, now)
             for number in held:
                 self._slabs.move_to_end(number)
@@ -356,11 +358,11 @@ class ChunkCache:
             self._removed(before)
         return len(numbers)
 
-    def addresses(self, chunks: CachedChunks) -> Addresses | None:
-        """Return what :meth:`put_addresses` wants; None if chunks are not there, or asked before.
+    def entries(self, chunks: CachedChunks) -> Entries | None:
+        """Return all entries of the array; None if some are lacking, or if they were asked before.
 
-        Reads of chunks that lie decoded in the memory of the device need no other table then. While
-        chunks change, addresses are as many at most as chunks are looked up.
+        Reads of chunks in the memory of the device need no other tables than these then make
+        (:meth:`put_tables`). While chunks change, at most as many are made as chunks are looked up.
         """
         table = chunks._table
         with self._lock:
@@ -370,22 +372,22 @@ class ChunkCache:
                 return None
             table.asked = table.changes
             numbers, _, slab, position = table.entries()
-            encoded = [number for number, one in self._slabs.items() if one.encoded is not None]
-            if np.isin(slab, encoded).any():
-                return None
-            address = np.zeros(numbers[-1] + 1, np.int64)
-            address[numbers] = position
-            return Addresses(address, numbers[slab == MISSING], table.changes)
+            return Entries(numbers, slab, position, dict(self._slabs), table.changes)
 
-    def reserve_left(self, nbytes: int, stream: Stream) -> Slab | None:
-        """Take memory as :meth:`reserve` does, of which nothing that is kept has to go."""
+    def reserve_left(self, nbytes: int, stream: Stream, host_nbytes: int) -> Slab | None:
+        """Take memory as :meth:`reserve` does, if nothing that is kept has to go for it.
+
+        Nor for further bytes of host memory.
+        """
         with self._lock:
-            if self._nbytes() + nbytes > self.limit:
+            if self._nbytes() + nbytes + host_nbytes > self.limit:
                 return None
         return self.reserve(nbytes, stream)
 
-    def put_addresses(self, chunks: CachedChunks, slab: Slab, changes: int) -> None:
-        """Note that a slab begins with the addresses of all chunks of the array.
+    def put_tables(
+        self, chunks: CachedChunks, slab: Slab, tables: ChunkTables, changes: int
+    ) -> None:
+        """Note that a slab begins with tables of all chunks of the array.
 
         Unless entries have changed since; the slab is not used then.
         """
@@ -393,6 +395,8 @@ class ChunkCache:
         with self._lock:
             if table.changes == changes and not table.on_device:
                 table.on_device = slab.number
+                slab.tables = replace(tables, address=slab.start)
+                self._slabs_nbytes += tables.nbytes
                 slab.live = 1
                 slab.parts.append((table, np.zeros(0, np.int64)))
 

@@ -19,7 +19,7 @@ from gpustore.backends.device.direct_read import DirectReads
 from gpustore.backends.device.placement import Places, TablePlaces, joined, order_of
 from gpustore.backends.device.slab import CachedRows, Slab
 from gpustore.codec_chain.chain import CodecChain
-from gpustore.device.headers import Headers, KnownHeaders
+from gpustore.device.headers import KnownHeaders
 from gpustore.errors import GpustoreError
 
 Integers = NDArray[np.int64]
@@ -201,18 +201,7 @@ class Group:
             assert piece.cached is not None
             number[chosen], position[chosen] = piece.cached.slab[some], piece.cached.position[some]
             slabs |= piece.cached.slabs
-        order = np.argsort(number, kind="stable")
-        position = position[order]
-        known, first, owner = np.unique(number[order], return_index=True, return_inverse=True)
-        nbytes = np.full(len(rows), self.chain.layout.nbytes, np.int64)
-        headers: list[Headers] = []
-        found = [slabs[one] for one in known.tolist()]
-        for slab, lo, hi in zip(found, first, [*first[1:], len(rows)]):
-            if slab.encoded is not None:
-                nbytes[lo:hi], some_headers = slab.encoded.find(position[lo:hi])
-                headers += [] if some_headers is None else [some_headers]
-        joined = headers[0].joined(headers[1:]) if headers else None
-        return CachedRows(rows[order], position, nbytes, found, owner, joined)
+        return CachedRows.of(rows, number, position, slabs, self.chain.layout.nbytes)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpustore.backends.native.copy_runs import core_copy_launches, core_table_launches
+from gpustore.codec_chain.chain import CodecChain
 from gpustore.codec_chain.layout import ChunkBytes
 from gpustore.device.command_list import CommandList
 from gpustore.device.kernels.box import Box, box_copy
@@ -28,11 +29,12 @@ from gpustore.device.kernels.launch import (
     repeated,
 )
 from gpustore.device.kernels.run import Rows
-from gpustore.device.protocol import DeviceArray
+from gpustore.device.protocol import Argument, Device, DeviceArray
 from gpustore.device.table import TableLaunch
 from gpustore.planning.copy_plan import CopyWindow, elements
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow, Points
+from gpustore.runtime.statistics import STATISTICS
 
 Integers = NDArray[np.int64]
 
@@ -311,22 +313,33 @@ class TablePlaces:
             memory=commands.table_memory,
         )
 
-    def copy_box(self, commands: CommandList, stored: np.dtype[Any]) -> bool:
-        """Record the copies from chunks of a box, without a table; false if that cannot be done."""
-        part, *others = parts(stored)
+    def copy_box(self, commands: CommandList, chain: CodecChain, device: Device) -> bool:
+        """Record decoding and copies of a box without an upload; false if that cannot be done."""
+        part, *others = parts(chain.layout.dtype)
         if self.box is None or others or part.shape:
+            return False
+        if len(self.box.tables.is_encoded) and chain.unsupported_reason(device) is not None:
             return False
         rows = len(self)
         src, dst = self.offset + part.offset, self.address[0] + part.offset
         copy = box_copy(self.box.dims, src, dst, part.itemsize, part.unit, rows)
         if copy is None:
             return False
-        runs = np.uint64(commands.scratch(rows * run_dtype(copy.rank).itemsize))
-        chunks = np.uint64(self.box.addresses + 8 * copy.number)
-        written = (copy.box, np.uint64(self.lo), np.uint32(rows), chunks, runs)
+        runs = commands.scratch(rows * run_dtype(copy.rank).itemsize)
+        tables = self.box.tables
+        selection, decoded = None, (0, 0, 0)
+        if len(tables.is_encoded):
+            selection = tables.select(commands, copy.chunks(self.lo, self.hi))
+            decoded = *selection.decoded, selection.numbers
+        places = tables.address + 8 * copy.number, runs, *decoded
+        written: list[Argument] = [copy.box, np.uint64(self.lo), np.uint32(rows)]
+        written += [np.uint64(one) for one in places]
         blocks = -(-rows // THREADS_PER_BLOCK)
         commands.launch("copy", f"gs::write_runs<{copy.rank}>", blocks, written)
-        copied = (runs, np.uint32(rows), np.uint32(part.unit))
+        if selection is not None:
+            selection.record(commands, device, copy.number)
+            STATISTICS.add(chunks_decoded_device=selection.encoded)
+        copied = (np.uint64(runs), np.uint32(rows), np.uint32(part.unit))
         commands.launch("copy", copy.expression, copy.blocks * rows, copied)
         return True
 

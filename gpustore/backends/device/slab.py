@@ -6,6 +6,7 @@ in the slab.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpustore.backends.device.cell_table import CellTable
+from gpustore.device.chunk_tables import ChunkTables
 from gpustore.device.command_list import CommandList
 from gpustore.device.headers import Headers
 from gpustore.device.kernels.block import stream_launches
@@ -77,6 +79,8 @@ class Slab:
         Chunks that had entries in it at some time, by table.
     encoded : EncodedSlab, optional
         Description of the chunks, if they are encoded.
+    tables : ChunkTables, optional
+        Tables of an array that lie there in place of chunks.
     """
 
     number: int
@@ -87,6 +91,7 @@ class Slab:
     live: int = 0
     parts: list[tuple[CellTable, Integers]] = field(default_factory=list)
     encoded: EncodedSlab | None = None
+    tables: ChunkTables | None = None
 
     @property
     def start(self) -> int:
@@ -95,8 +100,8 @@ class Slab:
 
     @property
     def total_nbytes(self) -> int:
-        """Bytes of the memory, and of the headers in host memory."""
-        return self.nbytes + (0 if self.encoded is None else self.encoded.nbytes)
+        """Bytes of the memory, and of headers and sums in host memory."""
+        return self.nbytes + sum([one.nbytes for one in (self.encoded, self.tables) if one])
 
     def free(self, device: Device, stream: Stream) -> None:
         """Free the memory, which nobody uses behind this point of `stream`."""
@@ -153,6 +158,37 @@ class CachedRows:
     slabs: list[Slab]
     owner: Integers
     headers: Headers | None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Integers,
+        number: Integers,
+        position: Integers,
+        slabs: Mapping[int, Slab],
+        nbytes: int,
+    ) -> CachedRows:
+        """Return rows slab by slab, all of encoded chunks or none.
+
+        Parameters
+        ----------
+        number, position : ndarray of int64, shape (n,)
+            Number of the slab of each chunk, and its position there.
+        nbytes : int
+            Bytes of a decoded chunk.
+        """
+        order = np.argsort(number, kind="stable")
+        position = position[order]
+        known, first, owner = np.unique(number[order], return_index=True, return_inverse=True)
+        sizes = np.full(len(rows), nbytes, np.int64)
+        headers: list[Headers] = []
+        found = [slabs[one] for one in known.tolist()]
+        for slab, lo, hi in zip(found, first, [*first[1:], len(rows)]):
+            if slab.encoded is not None:
+                sizes[lo:hi], some_headers = slab.encoded.find(position[lo:hi])
+                headers += [] if some_headers is None else [some_headers]
+        joined = headers[0].joined(headers[1:]) if headers else None
+        return cls(rows[order], position, sizes, found, owner, joined)
 
     def on_device(self, commands: CommandList) -> Spans:
         """Return the places of the chunks on the device; record the uploads of pinned ones.

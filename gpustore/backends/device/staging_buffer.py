@@ -286,7 +286,7 @@ class StagingBuffer:
         self._device.synchronize(self._device.record(self.stream))
         return bytes(self.view(0, nbytes))
 
-    def upload_bytes(self, content: bytes, address: int) -> None:
+    def upload_bytes(self, content: memoryview, address: int) -> None:
         """Copy bytes to any device memory, through the pinned memory, which is lost."""
         for start in range(0, len(content), self.nbytes):
             part = content[start : start + self.nbytes]

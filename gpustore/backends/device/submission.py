@@ -33,6 +33,7 @@ from gpustore.backends.device.piece import (
     Piece,
 )
 from gpustore.backends.device.placement import TablePlaces, place, place_fill
+from gpustore.backends.device.recorded_chunks import keep_tables
 from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.backends.native.headers import header_reader
@@ -121,6 +122,8 @@ class Submission:
             chains.setdefault(id(piece.chain), []).append(piece)
         self._groups = [Group(pieces) for pieces in chains.values()]
         for group in self._groups:
+            if self._queue_box(group):
+                continue
             if group.last_state < FAILED:  # Nor are any cached.
                 self._queue(group, np.arange(len(group.state)))
                 continue
@@ -129,6 +132,26 @@ class Submission:
             self._queue(group, is_encoded.nonzero()[0])
         if self._is_queued:
             self.event = self._device.record(self.buffer.stream)
+
+    def _queue_box(self, group: Group) -> bool:
+        """Queue the work for a box of cached chunks, for which nothing is uploaded.
+
+        False if the rows are none, or memory is short.
+        """
+        places = group.places
+        if not isinstance(places, TablePlaces) or places.box is None:
+            return False
+        none = Spans.contiguous(0, [])
+        commands = CommandList(self._device, self.buffer.stream, np.zeros(0, np.int64), none)
+        try:
+            if not places.copy_box(commands, group.chain, self._device):
+                return False
+            self._run(group, commands)
+        except MemoryError:
+            return False
+        finally:
+            commands.release()
+        return True
 
     def _queue(self, group: Group, rows: Integers) -> None:
         """Queue the work for some rows of a group; of halves of them if memory is short."""
@@ -187,14 +210,6 @@ class Submission:
         """Record the decoding and the placement of some rows, and what is kept of them."""
         buffer, chain = self.buffer, group.chain
         places = group.places
-        if isinstance(places, TablePlaces) and places.box and len(rows) == len(group.state):
-            commands = CommandList(self._device, buffer.stream, rows[:0], Spans.contiguous(0, []))
-            try:
-                if places.copy_box(commands, chain.layout.dtype):
-                    return commands
-            except BaseException:
-                commands.release()
-                raise
         state, start, nbytes, known = group.state, group.start, group.nbytes, group.known
         if len(rows) < len(state):
             state = state[rows]
@@ -459,33 +474,16 @@ class Submission:
         pairs = [(group, left[id(group)]) for group in self._groups if id(group) in left]
         every = [one for group, rows in pairs for one in self._left(group, np.concatenate(rows))]
         self._download_cached(every)
-        self._upload_addresses()
+        self._keep_tables()
         return [one for one in every if len(one.rows)]
 
-    def _upload_addresses(self) -> None:
-        """Keep the addresses of the chunks on the device, once all of an array are there.
+    def _keep_tables(self) -> None:
+        """Keep tables of all chunks on the device, once all of an array are there.
 
         The staging buffer is of no more use: results and values left to the host were taken out.
         """
         for group in self._groups:
-            cached = group.pieces[0].cached
-            known = None if cached is None else cached.cache.addresses(cached)
-            if cached is None or known is None or not self.buffer.nbytes:
-                continue
-            # Chunks that are not stored are one of fill values, behind the addresses.
-            chunk = self._fill_chunk(group) if len(known.missing) else b""
-            if chunk is None:
-                continue
-            before = aligned(known.address.nbytes)
-            slab = cached.cache.reserve_left(before + len(chunk), self.buffer.stream)
-            if slab is None:
-                continue
-            none: Integers = np.zeros(0, np.int64)
-            self._unkept.append(Kept(group, none, cached.cache, slab, none, none))
-            known.address[known.missing] = slab.start + before
-            content = known.address.tobytes().ljust(before, b"\0") + chunk
-            self.buffer.upload_bytes(content, slab.start)
-            cached.cache.put_addresses(cached, slab, known.changes)
+            keep_tables(self._device, self.buffer, group, self._fill_chunk, self._unkept)
             self._drop_unkept()
 
     def _fill_chunk(self, group: Group) -> bytes | None:

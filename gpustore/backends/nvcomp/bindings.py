@@ -46,7 +46,7 @@ class Bindings:
         """Return the properties of a codec, with an alignment for all of nvcomp; None if absent."""
         if name not in FORMATS:
             return None
-        return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False)
+        return DeviceCodec(name, 16, 16, 1, LARGEST[name][0], 0, False, False)
 
     def decompress_temp_nbytes(
         self, codec: str, count: int, max_nbytes: int, total_nbytes: int

@@ -13,7 +13,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from gpustore.device.kernels.descriptor import ITEMS_PER_TILE, MAX_ITEMS
 from gpustore.device.kernels.instance import WIDTHS, rank_for
 from gpustore.device.kernels.launch import TILED_EXTENT
 from gpustore.device.kernels.run import MAX_WIDTH
+
+if TYPE_CHECKING:
+    from gpustore.device.chunk_tables import ChunkTables
 
 _MOST: Final = 1 << 62
 
@@ -94,12 +97,12 @@ class Box:
     Attributes
     ----------
     dims : sequence of BoxDim
-    addresses : int
-        Device address of a table with the addresses of all chunks, a uint64 each, by number.
+    tables : ChunkTables
+        Tables of all chunks of the array.
     """
 
     dims: Sequence[BoxDim]
-    addresses: int
+    tables: ChunkTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class BoxCopy:
         Bytes of ``gs::Box<rank>``.
     number : int
         What is added to the numbers of the chunks.
+    dims : sequence of BoxDim
+        Dimensions of the box, the innermost one first.
     """
 
     rank: int
@@ -125,6 +130,16 @@ class BoxCopy:
     blocks: int
     box: NDArray[np.uint8]
     number: int
+    dims: Sequence[BoxDim]
+
+    def chunks(self, lo: int, hi: int) -> NDArray[np.int64]:
+        """Return the number of the chunk of each of the rows from `lo` up to `hi`."""
+        found = np.full(1, self.number)
+        for dim in reversed(self.dims):
+            cells = dim.cell + np.arange(dim.cells) * (1 if dim.step > 0 else -1)
+            along = cells // dim.ratio * dim.key_step + cells % dim.ratio * dim.inner_step
+            found = (found[:, np.newaxis] + along).reshape(-1)
+        return found[lo:hi]
 
 
 def box_copy(
@@ -200,6 +215,7 @@ def box_copy(
         blocks,
         _bytes(runs, rank, src, dst, blocks, side),
         number,
+        runs,
     )
 
 

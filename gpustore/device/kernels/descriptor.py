@@ -56,6 +56,11 @@ SHUFFLED_BLOCK = np.dtype(
 )
 """Layout of ``gs::ShuffledBlock``."""
 
+REGIONS = 8
+"""Most regions of scratch memory that ``gs::Regions`` has."""
+
+REGION = np.dtype([("address", np.uint64), ("pitch", np.uint64)])
+"""Layout of ``gs::Region``."""
 
 NUMBER_FORMAT = np.dtype(
     [("kind", np.uint32), ("bits", np.uint32), ("mantissa", np.uint32), ("bias", np.int32)]
@@ -231,6 +236,7 @@ def layouts() -> dict[str, np.dtype[np.void]]:
         "Box<3>": box_dtype(3),
         "ByteRange": BYTE_RANGE,
         "ShuffledBlock": SHUFFLED_BLOCK,
+        "Region": REGION,
         "NumberFormat": NUMBER_FORMAT,
         "ValueStep": VALUE_STEP,
         "ValueRun": VALUE_RUN,

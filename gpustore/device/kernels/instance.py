@@ -71,6 +71,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     ),
     "fill": _expressions("fill_strided", _FILL_RANKS),
     "stream": ("gs::copy_stream",),
+    "select": ("gs::first_entries", "gs::select_entries"),
     "shuffle": (
         *(f"gs::unshuffle<{typesize}>" for typesize in (2, 4, 8, 16)),
         "gs::unshuffle_any",

@@ -211,10 +211,12 @@ def test_arrays_are_used_on_their_stream_before_the_host_has_waited(tmp_path, gp
         assert np.array_equal(gpu.to_host(future.result()), elements[part])
 
 
-@pytest.mark.parametrize("chain", ["raw", "zstd", "blosc lz4", "shards"])
-def test_chunks_that_stay_on_the_device_are_fetched_once(tmp_path, gpu, chain):
+@pytest.mark.parametrize("content", ["decoded", "encoded"])
+@pytest.mark.parametrize("chain", ["raw", "zstd", "gzip", "blosc lz4", "shards"])
+def test_chunks_that_stay_on_the_device_are_fetched_once(tmp_path, gpu, chain, content):
     spec, elements = create(tmp_path, chain)
-    context = gpustore.Context({"device_cache_pool": {"total_bytes_limit": 10**6}})
+    pool = {"total_bytes_limit": 10**6, "content": content}
+    context = gpustore.Context({"device_cache_pool": pool})
     spec = {**spec, "recheck_cached_data": False}
     store = gpustore.open(spec, context=context, device=gpu.name).result()
     store.preload().result()

@@ -9,6 +9,7 @@ from gpustore.backends.device.cell_table import MISSING, NO_ENTRY
 from gpustore.backends.device.chunk_cache import ChunkCache
 from gpustore.backends.device.chunk_caches import ChunkCaches
 from gpustore.backends.device.slab import EncodedSlab
+from gpustore.device.chunk_tables import ChunkTables
 from gpustore.device.headers import HeaderColumns
 from gpustore.device.protocol import PinnedMemoryError
 from gpustore.planning.cell_numbers import CellNumbers
@@ -262,42 +263,44 @@ def test_threads_share_a_small_cache(device):
     assert not device._memory.live()
 
 
-def test_addresses_go_with_the_first_change(device):
+def test_tables_go_with_the_first_change(device):
     grid = CellNumbers((4, 1), (1, 1), chunks=4)
-    cache = new_cache(device, 400 + 32 + TABLE)
+    tables = ChunkTables(0, sums=np.zeros((1, 5), np.uint64))
+    limit = 400 + 32 + TABLE + tables.nbytes
+    cache = new_cache(device, limit)
     stream = device.stream()
 
     def resident():
-        """Put all chunks one by one, and their addresses."""
+        """Put all chunks one by one, and their tables."""
         for number in range(4):
             keep(cache, device, [number], grid=grid)
         chunks, _ = look(cache, range(4), grid=grid)
-        found = cache.addresses(chunks)
-        slab = cache.reserve_left(32, stream)
+        found = cache.entries(chunks)
+        slab = cache.reserve_left(32, stream, tables.nbytes)
         device.synchronize(device.record(stream))
-        cache.put_addresses(chunks, slab, found.changes)
+        cache.put_tables(chunks, slab, tables, found.changes)
         cache.let_go(slab)
-        assert found.address.tolist() == chunks.position.tolist()
+        assert found.position.tolist() == chunks.position.tolist()
         return slab
 
-    assert cache.addresses(look(cache, range(4), grid=grid)[0]) is None
+    assert cache.entries(look(cache, range(4), grid=grid)[0]) is None
     slab = resident()
     assert cache.nbytes == cache.limit
     chunks, _ = look(cache, [2], grid=grid)
-    assert chunks.addresses == slab.start
-    assert cache.addresses(chunks) is None  # They are there.
+    assert chunks.tables.address == slab.start
+    assert cache.entries(chunks) is None  # They are there.
     cache.forget(ARRAY, [(1, 0)])
-    assert look(cache, [2], grid=grid)[0].addresses is None
-    assert cache.nbytes == 300 + 32 + TABLE  # They are held.
+    assert look(cache, [2], grid=grid)[0].tables is None
+    assert cache.nbytes == limit - 100  # They are held.
     del chunks
     look(cache, [], grid=grid)
     assert cache.nbytes == 300 + TABLE
     keep(cache, device, [1], grid=grid)
-    assert cache.addresses(look(cache, [1], grid=grid)[0]) is None  # Too few lookups.
+    assert cache.entries(look(cache, [1], grid=grid)[0]) is None  # Too few lookups.
     resident()
-    assert cache.reserve_left(1, stream) is None
+    assert cache.reserve_left(1, stream, 0) is cache.reserve_left(0, stream, 1) is None
     keep(cache, device, [0, 1], array=ARRAY._replace(meaning="x"))  # In place of some.
-    assert look(cache, [2], grid=grid)[0].addresses is None
+    assert look(cache, [2], grid=grid)[0].tables is None
 
 
 def test_headers_count_as_memory(device):
