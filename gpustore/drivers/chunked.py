@@ -270,7 +270,7 @@ class ChunkedDriver:
             return batch._later(start, lambda: self.explain(transform))
         if batch is not None:
             return read_in_batch(self.reader, transform, batch, output)
-        return read(self.reader, transform, output, wait=wait)
+        return read(self.reader, transform, output, wait)
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

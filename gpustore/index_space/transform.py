@@ -86,8 +86,11 @@ class IndexTransform(IndexAccessors):
     (5,)
     """
 
-    __slots__ = ("_domain", "_high", "_index", "_is_identity", "_labels", "_low", "_output")
+    __slots__ = (
+        "_domain", "_high", "_index", "_is_identity", "_labels", "_low", "_output", "_shape",
+    )  # fmt: skip
 
+    # Reads of the native core, which are many, look at these directly.
     _domain: IndexDomain | None  # None until it is asked for: both bounds are explicit then
     _low: tuple[int, ...]
     _high: tuple[int, ...]
@@ -95,6 +98,7 @@ class IndexTransform(IndexAccessors):
     _output: OutputIndexMaps | None  # None until they are asked for
     _index: tuple[int | slice, ...]  # Of integers and slices; it tells the maps, if they are None.
     _is_identity: bool  # whether `output` is `identity_maps`
+    _shape: tuple[int, ...] | None  # None until it is asked for
 
     @overload
     def __init__(
@@ -208,7 +212,10 @@ class IndexTransform(IndexAccessors):
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Size of each input dimension, in elements."""
-        return tuple(map(sub, self._high, self._low))
+        shape = self._shape
+        if shape is None:
+            shape = self._shape = tuple(map(sub, self._high, self._low))
+        return shape
 
     shape = input_shape
 
@@ -310,6 +317,7 @@ class IndexTransform(IndexAccessors):
         """
         low: list[int] = []
         high: list[int] = []
+        shape: list[int] = []
         for item, first, end in zip(index, self._low, self._high):
             if type(item) is slice:
                 start = item.start
@@ -320,11 +328,13 @@ class IndexTransform(IndexAccessors):
                     return None
                 low.append(start)
                 high.append(stop)
+                shape.append(stop - start)
             elif type(item) is not int or not _NEGATIVE < first <= item < end < INF:
                 return None
         found = _new(IndexTransform)
         found._low = tuple(low)
         found._high = tuple(high)
+        found._shape = tuple(shape)
         found._domain = None
         if len(low) == len(index):
             found._labels = self._labels
@@ -418,6 +428,7 @@ def _fill(transform: IndexTransform, domain: IndexDomain, output: OutputIndexMap
     transform._domain = domain
     transform._low = domain.inclusive_min
     transform._high = domain.exclusive_max
+    transform._shape = None
     transform._labels = domain.labels
     transform._output = output
     transform._is_identity = output is identity_maps(len(domain.labels))

@@ -72,7 +72,6 @@ def read(
     array: ChunkedArray,
     transform: IndexTransform,
     output: Output = NEW,
-    *,
     wait: Wait | None = None,
 ) -> Future[Any]:
     """Read the domain of `transform` from `array`.
@@ -159,11 +158,18 @@ def strided_read(
     rows, words = maps
     if rows > MOST_ROWS or rows > array.limits.chunks_per_request:
         return None
+    one = _new(_Read)
+    one.array, one.transform, one.rows, one.words = array, transform, rows, words
     if output is NEW:  # Most are, and there are many.
-        result = new_array(transform.input_shape, array.dtype)
-        return _Read(array, transform, rows, words, None, result)
-    memory = output.memory(array.backend, transform.input_shape, array.dtype)
-    return _Read(array, transform, rows, words, memory, output.filled(memory))
+        one.out = None
+        one.result = new_array(transform.input_shape, array.dtype)
+    else:
+        one.out = output.memory(array.backend, transform.input_shape, array.dtype)
+        one.result = output.filled(one.out)
+    return one
+
+
+_new = object.__new__
 
 
 class _Read(StridedRead):

@@ -80,21 +80,12 @@ class StridedRead:
 
     __slots__ = ("array", "out", "result", "rows", "transform", "words")
 
-    def __init__(
-        self,
-        array: ChunkedArray,
-        transform: IndexTransform,
-        rows: int,
-        words: Sequence[int] | None,
-        out: HostMemory | None,
-        result: Any,
-    ) -> None:
-        self.array = array
-        self.transform = transform
-        self.rows = rows
-        self.words = words
-        self.out = out
-        self.result = result
+    array: ChunkedArray
+    transform: IndexTransform
+    rows: int
+    words: Sequence[int] | None
+    out: HostMemory | None
+    result: Any
 
     @property
     def memory(self) -> HostMemory:

@@ -21,7 +21,6 @@ from gpustore.backends.native.array import NativeArray
 from gpustore.backends.native.job import AGAIN, NO_COUNTS, SLICE_NS, Counts, address_of
 from gpustore.backends.native.library import library
 from gpustore.index_space import IndexTransform
-from gpustore.index_space.output_map import identity_maps
 from gpustore.kvstores.base import KeyDirectory
 from gpustore.planning.row_table import RowTable
 from gpustore.runtime.cancel_token import CancelToken
@@ -63,10 +62,9 @@ def strided_maps(
         Number of chunks that the read touches, and the maps as :class:`StridedItem` has them. None
         for reads that are not inside the array, and for diagonals.
     """
-    starts, ends = transform.input_inclusive_min, transform.input_exclusive_max
-    output = transform.output
+    starts, ends = transform._low, transform._high
     rows = 1
-    if output is identity_maps(len(shape)):
+    if transform._is_identity:
         for low, high, size, chunk in zip(starts, ends, shape, chunk_shape):
             if not 0 <= low < high <= size:
                 return None
@@ -74,7 +72,7 @@ def strided_maps(
         return rows, None
     seen = set()
     words: list[int] = []
-    for map_, size, chunk in zip(output, shape, chunk_shape):
+    for map_, size, chunk in zip(transform.output, shape, chunk_shape):
         d, stride, offset = map_.input_dimension, map_.stride, map_.offset
         if d is None or not stride:
             if map_.index_array is not None or not 0 <= offset < size:
@@ -163,7 +161,7 @@ class Request:
         values = [*header, decoded, count]
         for item in items:
             transform, words, out = item.transform, item.words, item.out
-            low, high = transform.input_inclusive_min, transform.input_exclusive_max
+            low, high = transform._low, transform._high
             if out is None:
                 result = item.result
                 if words is None:
