@@ -200,11 +200,14 @@ class EmulatedEngine:
 
     name = "emulated library"
 
-    def __init__(self, decodes):
+    def __init__(self, decodes, reads_tables):
         self._decodes = decodes
+        self._reads_tables = reads_tables
 
     def codec(self, name):
-        return codecs.CODECS[name] if name in self._decodes else None
+        if name not in self._decodes:
+            return None
+        return replace(codecs.CODECS[name], reads_table=self._reads_tables)
 
 
 class EmulatedDecoders(ProvenDecoders):
@@ -271,6 +274,8 @@ class EmulatedDevice:
         Whether files say that their bytes do not pass host memory.
     decodes : tuple of str
         Codecs of its library; none as a GPU without nvcomp.
+    reads_tables : bool
+        Whether its library needs no more than tables, as nvcomp's Python package does not.
     shortcoming : str or None
         What its libraries lack; by default that there is none, if there is none.
     images : callable
@@ -307,6 +312,7 @@ class EmulatedDevice:
         file_alignment=4096,
         direct_files=True,
         decodes=codecs.DECODED,
+        reads_tables=True,
         shortcoming=None,
         images=PillowLibrary,
         allocator="default",
@@ -327,7 +333,7 @@ class EmulatedDevice:
         self._file_reads = []
         if not decodes and shortcoming is None:
             shortcoming = "no library is emulated"
-        self._decoders = EmulatedDecoders(self, EmulatedEngine(decodes), shortcoming)
+        self._decoders = EmulatedDecoders(self, EmulatedEngine(decodes, reads_tables), shortcoming)
         self._images = EmulatedImageDecoders(self, images)
         self.test_faults = Faults()
         self._lost = None
@@ -667,6 +673,8 @@ class EmulatedDevice:
             self._memory.require(_joined(table, result, temp), name, running=True)
             found = batch
             if batch.count:  # The device has written the table.
+                if not self._decoders.codec(batch.codec).reads_table:
+                    raise Breach(f"{name}: the library wants to know them")
                 found = _with_columns(batch)
                 nbytes = codecs.decompress_temp_nbytes(batch.codec, int(found.dst.nbytes.sum()))
                 require(found, nbytes, running=True)
