@@ -433,6 +433,93 @@ def bytes_behind_a_chunk(api: ModuleType, folder: Path) -> object:
         return type(error).__name__
 
 
+def json_file(api: ModuleType, folder: Path) -> Any:
+    """Open a JSON file of two members and read it."""
+    (folder / "a").write_text('{"b": 1, "a": 2}')
+    store = api.open({"driver": "json", "kvstore": f"file://{folder}/a"}).result()
+    return store, store.read().result().item()
+
+
+def order_of_members(api: ModuleType, folder: Path) -> object:
+    return list(json_file(api, folder)[1])
+
+
+def changed_json(api: ModuleType, folder: Path) -> object:
+    store, _ = json_file(api, folder)
+    (folder / "a").write_text("5")
+    found = store.read().result().item()
+    return found if isinstance(found, int) else sorted(found)
+
+
+def order_of_files(api: ModuleType, folder: Path) -> object:
+    for number in range(40):  # In an order that is sorted neither way.
+        (folder / f"{number * 7 % 41:02}").touch()
+    listed = api.KvStore.open(f"file://{folder}/").result().list().result()
+    return listed == sorted(listed)
+
+
+def fill_value_of_booleans(api: ModuleType, folder: Path) -> object:
+    del folder
+    metadata = {"dtype": "|b1", "fill_value": 1}
+    return api.Spec({"driver": "zarr", "metadata": metadata}).to_json()["metadata"]["fill_value"]
+
+
+def names_of_resources(api: ModuleType, folder: Path) -> object:
+    del folder
+    context = api.Context({"cache_pool#b": {"total_bytes_limit": 5}})
+    spec = {**ZARR, "cache_pool": "cache_pool#b", "create": True}
+    store = api.open(spec, context=context, dtype="int8", shape=[2]).result()
+    return next(iter(store.spec(unbind_context=True).to_json()["context"]))
+
+
+def resources_of_layers(api: ModuleType, folder: Path) -> object:
+    del folder
+    view = api.stack([made(api)])
+    return "context" in view.spec(unbind_context=True).to_json()["layers"][0]
+
+
+def unknown_argument(api: ModuleType, folder: Path) -> None:
+    del folder
+    api.open(ZARR, foo=1)
+
+
+def label_and_size(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Dim("x", size=3)
+
+
+def name_of_a_type(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.array([1]).__array__(dtype="float32").dtype
+
+
+def two_wrong_members(api: ModuleType, folder: Path) -> None:
+    del folder
+    api.Spec({**ZARR, "create": 5, "recheck_cached_data": 5.5e300, "path": 5})
+
+
+def place_of_an_error(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = made(api)
+    try:
+        store.resize(exclusive_max=[5], shrink_only=True).result()
+    except ValueError as error:
+        return str(error).partition(" would")[0]
+
+
+def bound_of_a_read_for_a_write(api: ModuleType, folder: Path) -> object:
+    del folder
+    bounds = []
+
+    def read(domain: Any, array: Any, parameters: Any) -> None:
+        bounds.append(parameters.staleness_bound)
+        array[...] = 1
+
+    view = api.virtual_chunked(read, lambda *_: None, dtype="uint8", shape=[3])
+    view[0].write(5).result()
+    return bounds[0] > 0
+
+
 def module_of_classes(api: ModuleType, folder: Path) -> object:
     del folder
     return api.KvStore.Spec.__module__
@@ -897,6 +984,52 @@ DIFFERENCES = (
         "bytes behind the compressed ones in a chunk of Zarr v3",
         bytes_behind_a_chunk,
         "a chunk that is longer than it says is damaged, as in Zarr v2",
+    ),
+    Difference("order of the members of a JSON file", order_of_members, "as they are in the file"),
+    Difference(
+        "JSON file that was changed since it was read", changed_json, "JSON files are not cached"
+    ),
+    Difference(
+        "whether keys of files are listed in their order",
+        order_of_files,
+        "that of the directory would change from run to run",
+    ),
+    Difference(
+        "fill value 0 or 1 of booleans of Zarr v2", fill_value_of_booleans, "some files have it"
+    ),
+    Difference(
+        "name of a context resource in the spec of an opened array",
+        names_of_resources,
+        "an array has one resource of a kind, whatever its name was",
+    ),
+    Difference(
+        "whether the spec of a stack has the context resources of its layers",
+        resources_of_layers,
+        "opened again, the layers have resources like theirs; each layer has its own",
+    ),
+    Difference(
+        "unknown argument", unknown_argument, "the message of Python, which names the argument"
+    ),
+    Difference('`Dim("x", size=3)`', label_and_size, 'as `Dim(3, "x")`'),
+    Difference(
+        "name of a data type where TensorStore takes NumPy's data type",
+        name_of_a_type,
+        "as in NumPy",
+    ),
+    Difference(
+        "several wrong members of a spec",
+        two_wrong_members,
+        "one of them is named; which one depends on the order of the checks",
+    ),
+    Difference(
+        "refused resizing (begin of the message)",
+        place_of_an_error,
+        "the place is said in any case",
+    ),
+    Difference(
+        "whether a function of a virtual array that reads for a write has a `staleness_bound`",
+        bound_of_a_read_for_a_write,
+        "what is changed is as fresh as what is read",
     ),
     Difference(
         "rank of a Zarr v3 spec with a chunk grid alone",

@@ -86,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     screen = Screen()
     if arguments.png is not None:
+        if Path(arguments.png).suffix.lower() not in ("", ".png"):
+            raise CommandError(f"--png writes PNG files, which {arguments.png} is not named as")
         require_pillow()
     width, height = _limits(arguments, screen)
     node = open_node(

@@ -53,16 +53,6 @@ def join(parent: str, path: str) -> str:
     return f"{parent}/{path}" if parent and path else parent or path
 
 
-def split(path: str) -> tuple[str, str]:
-    """Return parent and name of a normalised path that is not the root.
-
-    >>> split("a/b/c"), split("a")
-    (('a/b', 'c'), ('', 'a'))
-    """
-    parent, _, name = path.rpartition("/")
-    return parent, name
-
-
 def ancestors(path: str) -> list[str]:
     """Return the paths of all groups above a normalised path, the root first.
 

@@ -110,6 +110,7 @@ def test_what_is_no_picture(gpustore_command, tmp_path):
         ("e.zarr",): "the slice has no elements along dimension 0",
         ("g",): "is a group: name one of its arrays: x/y",
         ("s.zarr",): "cannot be shown as a picture",
+        ("a.zarr", "--png", tmp_path / "a.jpg"): "--png writes PNG files, which",
     }.items():
         code, out, err = gpustore_command("view", tmp_path / arguments[0], *arguments[1:])
         assert (code, out) == (1, ""), arguments
