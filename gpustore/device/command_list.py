@@ -16,7 +16,7 @@ See ``docs/design/003-device.md``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,11 @@ class CommandList:
         Reasons for which the host decodes other rows.
     launches : int
         Number of launches and library calls that :meth:`run` makes.
+    looks_at_tables : bool
+        Whether it has to know the descriptors in tables, not only their bytes.
     """
 
+    looks_at_tables: ClassVar[bool] = False
     __slots__ = (
         "_checks",
         "_device",
@@ -536,14 +539,12 @@ class CommandList:
         By default to the beginning of the room of this list, where those made there stay.
         """
         here = self._room if into is None else np.frombuffer(into, np.uint8)
-        owner = None
-        if into is None:
-            owner = here if here.base is None else here.base
+        owner = here if here.base is None else here.base
         end = 0
         for content in self._tables:
             start = aligned(end)
             end = start + content.nbytes
-            if content.base is not owner or owner is None:
+            if into is not None or content.base is not owner:
                 here[start:end] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         if self._guards.count:
             start = self._guard_table

@@ -177,6 +177,8 @@ class FrameColumns:
 
     def take(self, values: NDArray[Any]) -> FrameColumns:
         """Return some of the frames, numbered anew."""
+        if len(values) == sum([part.rows for part in self.parts]) and _are_all(values):
+            return self
         whole = self.whole
         parts = []
         for columns in (whole.blocks, whole.streams):
@@ -195,6 +197,13 @@ class FrameColumns:
         """Return `count` frames that are left."""
         memory = np.zeros(FRAME_HEADS * count, np.int64)
         return FrameColumns([FramePart(memory, count, 0, 0, 0, 0)])
+
+
+def _are_all(values: NDArray[Any]) -> bool:
+    """Return whether a mask, or as many indices as there are values, are of all in their order."""
+    if values.dtype == np.bool_:
+        return bool(values.all())
+    return bool((values[1:] > values[:-1]).all())
 
 
 def take_parts(owner: Integers, count: int, values: NDArray[Any]) -> tuple[Integers, Integers]:

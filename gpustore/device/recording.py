@@ -102,6 +102,7 @@ class Recording(CommandList):
         By steps other than decompression, copies and shuffles, while codecs record them.
     """
 
+    looks_at_tables = True
     __slots__ = ("_kept", "_known", "_regions")
 
     def __init__(

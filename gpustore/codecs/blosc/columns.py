@@ -29,7 +29,7 @@ from gpustore.codecs.blosc.frame import (
     BloscHeader,
     splits_of,
 )
-from gpustore.device.encoded_columns import EncodedColumns, Integers, Mask
+from gpustore.device.encoded_columns import EncodedColumns, HeaderReader, Integers, Mask
 from gpustore.device.headers import FRAME_HEADS, FrameColumns, FramePart, take_parts
 
 _HEADER: Final = struct.Struct("<BBBBIII")
@@ -102,10 +102,13 @@ class BloscColumns:
         Frames as they were read. Stored frames have neither blocks nor streams.
     adler32 : ndarray of int64, optional
         Checksum of each decoded stream whose compressor is zlib; None if there are none.
+    reader : HeaderReader, optional
+        Makes tables of the frames faster than NumPy does.
     """
 
     frames: FrameColumns
     adler32: Integers | None = None
+    reader: HeaderReader | None = None
 
     @property
     def decoded_nbytes(self) -> Integers:
@@ -179,7 +182,7 @@ class BloscColumns:
         if adler32 is not None:
             count = len(self.decoded_nbytes)
             adler32 = adler32[take_parts(self.frames.whole.streams[0], count, values)[1]]
-        return BloscColumns(self.frames.take(values), adler32)
+        return BloscColumns(self.frames.take(values), adler32, self.reader)
 
     def joined(self, others: Sequence[BloscColumns]) -> BloscColumns:
         """Return these frames and those of `others`."""
@@ -187,7 +190,8 @@ class BloscColumns:
         adler32 = None
         if any([one.adler32 is not None for one in every]):
             adler32 = np.concatenate([one.streams.adler32 for one in every])
-        return BloscColumns(self.frames.joined([one.frames for one in others]), adler32)
+        frames = self.frames.joined([one.frames for one in others])
+        return BloscColumns(frames, adler32, self.reader)
 
     @property
     def nbytes(self) -> int:
@@ -224,7 +228,7 @@ def read_columns(
         )
     if found is None:
         found, reasons = _read(encoded, decoded_max, exact=exact)
-        return BloscColumns(found), reasons
+        return BloscColumns(found, reader=encoded.reader), reasons
     decoded_nbytes = found.head(0)
     if exact and decoded_max:
         wrong = decoded_nbytes != decoded_max
@@ -237,7 +241,7 @@ def read_columns(
         order[left] = len(encoded) + np.arange(len(left))
         found = found.joined([others]).take(order)
         reasons = {int(left[number]): reason for number, reason in reasons.items()}
-    return BloscColumns(found), reasons
+    return BloscColumns(found, reader=encoded.reader), reasons
 
 
 def _read(

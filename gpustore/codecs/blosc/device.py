@@ -78,7 +78,8 @@ def read_blosc(
         frames = columns.frames.whole
         ok = _all_but(reasons, len(encoded))
         kept = frames.streams[:, ok[frames.streams[0]]]
-        columns = BloscColumns(FrameColumns([FramePart.of(frames.heads, frames.blocks, kept)]))
+        part = FramePart.of(frames.heads, frames.blocks, kept)
+        columns = replace(columns, frames=FrameColumns([part]))
     if _READERS.keys().isdisjoint(columns.codes):
         return columns, reasons
     every = columns.streams
@@ -112,7 +113,7 @@ def _all_but(numbers: Collection[int], count: int) -> Mask:
 
 def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) -> None:
     """Record the decoding of all values of `commands`, each one frame; see the module."""
-    if _decode_alike(commands, device, columns.frames):
+    if _decode_alike(commands, device, columns):
         return
     streams = columns.streams
     compressed = columns.compressed(streams)
@@ -132,12 +133,11 @@ def decode_frames(commands: CommandList, device: Device, columns: BloscColumns) 
     _record(commands, device, columns, compressed)
 
 
-def _decode_alike(commands: CommandList, device: Device, frames: FrameColumns) -> bool:
+def _decode_alike(commands: CommandList, device: Device, columns: BloscColumns) -> bool:
     """Record the decoding by tables that the native core writes; return False if it does not."""
-    reader = None if commands.encoded is None else commands.encoded.reader
-    if reader is None:
+    if columns.reader is None or commands.looks_at_tables:
         return False
-    found = reader.frame_tables(frames, commands.values.address, commands.rows)
+    found = columns.reader.frame_tables(columns.frames, commands.values.address, commands.rows)
     if found is None or found.code == _ZLIB:
         return False
     codec, nbytes, count = _CODECS[found.code], found.nbytes, len(commands)
