@@ -137,8 +137,9 @@ def test_bits_of_each_place_in_a_record(record, segment_nbytes, order):
 def test_one_illegal_bit_in_any_place_of_a_record_is_found(record):
     bits = np.resize(np.frombuffer(record, np.uint8), 600)
     (piece,) = views([600], 0)[1]
+    piece[:] = ~bits
+    assert legal([piece], record, segment_nbytes=256) == [3]
     for place in range(600):
-        piece[:] = ~bits
-        assert legal([piece], record, segment_nbytes=256) == [3]
         piece[place] |= bits[place]
         assert legal([piece], record, segment_nbytes=256) == [2 if bits[place] else 3]
+        piece[place] = ~bits[place]
