@@ -143,7 +143,6 @@ def writes(draw):
     }, draw(sources(shape, native))
 
 
-@settings(max_examples=200, deadline=None)
 @given(one=writes())
 def test_native_and_python_store_the_same_bytes(tmp_path_factory, one):
     format_, values = one
