@@ -520,6 +520,68 @@ def bound_of_a_read_for_a_write(api: ModuleType, folder: Path) -> object:
     return bounds[0] > 0
 
 
+def port_of_a_server(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.KvStore.Spec({"driver": "http", "base_url": "http://a:80"}).to_json()["base_url"]
+
+
+def number_out_of_range(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = made(api)
+    store[0].write(np.int64(300)).result()
+    return store[0].read().result()[()]
+
+
+def fill_value_out_of_range(api: ModuleType, folder: Path) -> object:
+    del folder
+    metadata = {"dtype": "int4", "fill_value": 8}
+    return api.Spec({"driver": "zarr", "metadata": metadata}).to_json()["metadata"]["fill_value"]
+
+
+def fill_value_of_bits(api: ModuleType, folder: Path) -> object:
+    del folder
+    metadata = {"dtype": "<f4", "fill_value": "0x7fc00001"}
+    return api.Spec({"driver": "zarr", "metadata": metadata}).to_json()["metadata"]["fill_value"]
+
+
+def shape_of_codec_chunks(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.ChunkLayout(codec_chunk_shape=[2]).to_json()
+
+
+def shown_grid(api: ModuleType, folder: Path) -> object:
+    del folder
+    return repr(api.ChunkLayout.Grid(shape=[2])).partition(" at 0x")[0]
+
+
+def read_of_bytes(api: ModuleType, folder: Path) -> object:
+    del folder
+    metadata = {"dtype": "|S2", "shape": [1]}
+    spec = {"driver": "zarr", "kvstore": "memory://a/", "metadata": metadata}
+    return api.open(spec, create=True).result().read().result().dtype
+
+
+def read_outside_of_an_array(api: ModuleType, folder: Path) -> object:
+    del folder
+    return type(made(api)[5].read()).__name__
+
+
+def write_of_another_shape(api: ModuleType, folder: Path) -> object:
+    del folder
+    return type(made(api).write([1, 2])).__name__
+
+
+def shards_of_another_shape(api: ModuleType, folder: Path) -> object:
+    del folder
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity"}
+    sharding |= dict.fromkeys(("preshift_bits", "minishard_bits", "shard_bits"), 0)
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": "memory://a/"}
+    spec["scale_metadata"] = {"sharding": sharding}
+    layout = api.ChunkLayout(chunk_shape=[4, 4, 4, 1])
+    options = {"dtype": "uint8", "shape": [8, 8, 8, 1], "chunk_layout": layout}
+    return api.open(spec, create=True, **options).result().chunk_layout.write_chunk.shape
+
+
 def module_of_classes(api: ModuleType, folder: Path) -> object:
     del folder
     return api.KvStore.Spec.__module__
@@ -990,7 +1052,7 @@ DIFFERENCES = (
         "JSON file that was changed since it was read", changed_json, "JSON files are not cached"
     ),
     Difference(
-        "whether keys of files are listed in their order",
+        "whether keys of files, and of shards, are listed in their order",
         order_of_files,
         "that of the directory would change from run to run",
     ),
@@ -1030,6 +1092,44 @@ DIFFERENCES = (
         "whether a function of a virtual array that reads for a write has a `staleness_bound`",
         bound_of_a_read_for_a_write,
         "what is changed is as fresh as what is read",
+    ),
+    Difference(
+        "usual port of a web server in a spec", port_of_a_server, "both forms are one server"
+    ),
+    Difference(
+        "300 as an integer of NumPy, written to bytes",
+        number_out_of_range,
+        "another number would be stored silently",
+    ),
+    Difference(
+        "fill value that `int4` lacks", fill_value_out_of_range, "it would be another number"
+    ),
+    Difference(
+        "fill value of Zarr v2 in hexadecimal digits",
+        fill_value_of_bits,
+        "such a text is bits, as in Zarr v3, and no number",
+    ),
+    Difference(
+        "`codec_chunk_shape` of a chunk layout",
+        shape_of_codec_chunks,
+        "TensorStore applies it to read chunks, against its documentation",
+    ),
+    Difference("`repr(ChunkLayout.Grid())`", shown_grid, "as that of a chunk layout"),
+    Difference(
+        "NumPy's data type of elements read as `char` or `byte`",
+        read_of_bytes,
+        "elements have one byte",
+    ),
+    Difference(
+        "read or write outside of resizable bounds",
+        read_outside_of_an_array,
+        "raised by the call: the traceback shows the line that is wrong",
+    ),
+    Difference("write of an array of another shape", write_of_another_shape, "the same"),
+    Difference(
+        "write chunks that the given shards of a precomputed volume do not have",
+        shards_of_another_shape,
+        "a hard constraint is kept or refused",
     ),
     Difference(
         "rank of a Zarr v3 spec with a chunk grid alone",

@@ -17,8 +17,9 @@ from gpustore.metadata.precomputed import PrecomputedMetadata
 from gpustore.metadata.precomputed_keys import ZIndexNames
 from gpustore.metadata.precomputed_scale import ScaleConstraints, Sharding, Sizes, z_index_bits
 from gpustore.schema import Schema
+from gpustore.schema.chunk_constraint import shape_vector
 from gpustore.schema.chunk_layout import ChunkLayout
-from gpustore.schema.chunk_shape import choose_chunk_shape
+from gpustore.schema.chunk_shape import choose_single_chunk_shape
 
 INF: Final = 2**62 - 1
 
@@ -96,24 +97,16 @@ def constrain_layout(merged: Schema, scale: ScaleConstraints) -> None:
 
 def choose_chunk_size(layout: ChunkLayout, domain: IndexDomain) -> Sizes:
     """Choose the extents of a chunk along x, y and z."""
-    grid = layout.read_chunk
-    x, y, z, _ = choose_chunk_shape(
-        grid.shape or grid.shape_soft_constraint,
-        grid.aspect_ratio or grid.aspect_ratio_soft_constraint,
-        grid.elements or grid.elements_soft_constraint,
-        domain.origin,
-        domain.shape,
-    )
+    x, y, z, _ = choose_single_chunk_shape(layout.read_chunk, domain)
     return x, y, z
 
 
 def choose_block_size(layout: ChunkLayout, chunk: tuple[int, ...]) -> Any:
     """Choose the extents of a block of compressed segmentation."""
     grid = layout.codec_chunk
-    shape = grid.shape or grid.shape_soft_constraint or (None,) * 4
-    return choose_chunk_shape(
-        (*shape[:3], 1), grid.aspect_ratio, grid.elements or 512, (0,) * 4, (*chunk, 1)
-    )[:3]
+    grid.merge_elements(512, hard=False)
+    grid.merge_shape(shape_vector([None, None, None, 1]))
+    return choose_single_chunk_shape(grid, IndexDomain(shape=(*chunk, 1)))[:3]
 
 
 def choose_sharding(

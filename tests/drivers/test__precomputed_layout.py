@@ -20,7 +20,23 @@ def random_spec(seed):
     if choice([True, False]):
         scale["chunk_size"] = chunk
     else:
-        layout["read_chunk"] = {"shape": [*chunk, 0]}
+        layout["read_chunk"] = choice(
+            [
+                {"shape": [*chunk, 0]},
+                {"shape_soft_constraint": [*chunk, 0]},
+                {"shape": [chunk[0], 0, 0, 0], "shape_soft_constraint": [5, *chunk[1:], 0]},
+                {"aspect_ratio_soft_constraint": [1, 2, 0, 0], "elements_soft_constraint": 1000},
+            ]
+        )
+    if choice([True, False]):
+        layout["codec_chunk"] = choice(
+            [
+                {"shape_soft_constraint": [4, 0, 2, 0]},
+                {"shape": [4, 0, 0, 0], "shape_soft_constraint": [2, 2, 2, 0]},
+                {"aspect_ratio_soft_constraint": [2, 1, 0, 0]},
+                {"elements_soft_constraint": 100},
+            ]
+        )
     shard = [choice([0, -1, n << choice(range(5)), 100]) for n in chunk]
     write = {
         "none": {},

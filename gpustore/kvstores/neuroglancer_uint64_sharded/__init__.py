@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpustore.errors import CorruptChunkError, GpustoreError, InvalidKeyError, UnsupportedError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import builtins
     from collections.abc import Mapping
 
+    from gpustore.kvstores.spec import KvStoreSpec
     from gpustore.runtime.buffer import Buffer
     from gpustore.runtime.context import Context
     from gpustore.runtime.limits import Limits
@@ -244,9 +245,6 @@ class Uint64ShardedSpec(AdapterSpec):
     def open_on(
         self, base: Base, resources: Mapping[str, Context.Resource]
     ) -> Uint64ShardedKvStore:
-        path = base.path
-        if path and not path.endswith("/"):
-            base = replace(base, path=f"{path}/")
         return Uint64ShardedKvStore(base, spec=self, resources=resources)
 
 
@@ -261,7 +259,11 @@ class _Kind:
         sharding = members.take_with("metadata", Sharding.from_json)
         if sharding is None:
             raise members.error("Expected object, but received: null", "metadata")
-        return Uint64ShardedSpec(sharding=sharding, **Uint64ShardedSpec.take(members))
+        common: dict[str, Any] = Uint64ShardedSpec.take(members)
+        base: KvStoreSpec = common["base"]
+        if base.path and not base.path.endswith("/"):
+            common["base"] = base + "/"
+        return Uint64ShardedSpec(sharding=sharding, **common)
 
     def check_path(self, path: str) -> None:
         """Accept any path: keys are checked."""

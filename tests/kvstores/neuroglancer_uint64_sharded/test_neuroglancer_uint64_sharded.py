@@ -48,6 +48,13 @@ def opened(library=gpustore, base="memory://shards/", context=None, **changes):
     return library.KvStore.open(spec, context=context).result()
 
 
+def test_the_base_is_a_directory():
+    ours, theirs = (
+        library.KvStore.Spec({**SPEC, "base": "memory://a"}) for library in (gpustore, ts)
+    )
+    assert ours.to_json() == theirs.to_json()
+
+
 NUMBERS = st.integers(0, 20) | st.sampled_from([2**63, 2**64 - 1, 0xC3A9, 0x80FF_FFFF_0000])
 VALUES = st.binary(max_size=40)
 SHARDINGS = st.fixed_dictionaries(
