@@ -1165,7 +1165,7 @@ DIFFERENCES = (
         "TensorStore's has the elements of one cell",
     ),
     Difference(
-        "JSON of the base of a cast: whether it has a transform",
+        "JSON of the base of a cast, or of a downsampled view without dimensions: whether it has a transform",
         base_of_a_cast,
         "that of the cast says the same",
     ),
