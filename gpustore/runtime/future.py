@@ -309,6 +309,9 @@ class Future(Generic[T]):
                 raise
         return self.result()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"cannot pickle 'gpustore.{type(self).__name__}' object")
+
     # ---- what people do to a Future that they take for its result
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpustore.runtime.future import Future, new
 
@@ -41,6 +41,9 @@ class Promise(Generic[T]):
         promise._future = new()
         promise._handed_over = False
         return promise, promise._future
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'gpustore.Promise' object")
 
     def set_result(self, result: T) -> None:
         """Finish with `result`; does nothing if the Future is done, for instance cancelled."""

@@ -1,7 +1,9 @@
 """Tests of futures: TensorStore's semantics (run on both libraries), deferred tasks, memory."""
 
 import asyncio
+import copy
 import gc
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -615,6 +617,14 @@ def test_types_of_futures_have_parameters(api):
 def test_a_promise_is_made_by_new(api):
     with pytest.raises(TypeError):
         api.Promise()
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_is_under_way_is_not_pickled(api, copied):
+    promise, future = api.Promise.new()
+    for one in (promise, future, api.Future(3)):
+        with pytest.raises(TypeError, match=r"cannot pickle '\w+\.(Promise|Future)' object"):
+            copied(one)
 
 
 def test_a_coroutine_requires_a_loop(api):
