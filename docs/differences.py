@@ -1170,7 +1170,7 @@ DIFFERENCES = (
         "TensorStore's has the elements of one cell",
     ),
     Difference(
-        "JSON of the base of a cast, or of a downsampled view of rank 0: whether it has a transform",
+        "JSON of the base of a cast, or of a downsampled view of rank 0: has it a transform",
         base_of_a_cast,
         "that of the cast says the same",
     ),
