@@ -136,8 +136,9 @@ class CodecChain:
         Whether encoded bytes that a device decodes must be in host memory, too.
     decodes_parts : bool
         Whether decoding a part of a chunk takes less time than all of it.
-    decode_s : float
-        Estimate of the seconds one thread takes to decode a chunk and to place its elements.
+    byte_s, decode_s : float
+        Estimates of the seconds one thread takes to decode a byte and a chunk, and to place the
+        elements.
     """
 
     __slots__ = (
@@ -150,6 +151,7 @@ class CodecChain:
         "_streams",
         "all_legal",
         "batch_nbytes",
+        "byte_s",
         "decode_s",
         "decodes_parts",
         "encoded_bound",
@@ -187,7 +189,8 @@ class CodecChain:
         self.is_view = all(stage.is_view for stage in self.stages)
         ns = _COPY_NS + sum(stage.decode_ns for stage in self.stages)
         ns += 0 if objects is None else _OBJECT_NS
-        self.decode_s = 1e-9 * ns * layout.nbytes
+        self.byte_s = 1e-9 * ns
+        self.decode_s = self.byte_s * layout.nbytes
         self._json = json
         self._distrust: Distrust | None = None
         self._streams: list[Streams] | None = None

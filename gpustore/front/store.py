@@ -157,7 +157,7 @@ class TensorStore(ShownArray):
         # As `operation` does, which would take 1 us of the 40 that a small read takes.
         outer = CURRENT.operation
         if outer is None:
-            CURRENT.operation = ReadOperation()
+            CURRENT.operation = ReadOperation
         try:
             plain = out is None and stream is None and order == "C"
             output = NEW if plain else Output(out, order, stream)
@@ -170,7 +170,8 @@ class TensorStore(ShownArray):
             # Of an index beyond an implicit bound, which the array may have grown past meanwhile.
             raise self._about_bounds(error, self._driver.domain) from None
         finally:
-            CURRENT.operation = outer
+            if outer is None:
+                CURRENT.operation = None
 
     def read_many(
         self,

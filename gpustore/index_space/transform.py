@@ -87,7 +87,7 @@ class IndexTransform(IndexAccessors):
     """
 
     __slots__ = (
-        "_domain", "_high", "_index", "_is_identity", "_labels", "_low", "_output", "_shape",
+        "_domain", "_high", "_index", "_is_plain", "_labels", "_low", "_output", "_shape",
     )  # fmt: skip
 
     # Reads of the native core, which are many, look at these directly.
@@ -97,7 +97,7 @@ class IndexTransform(IndexAccessors):
     _labels: tuple[str, ...]
     _output: OutputIndexMaps | None  # None until they are asked for
     _index: tuple[int | slice, ...]  # Of integers and slices; it tells the maps, if they are None.
-    _is_identity: bool  # whether `output` is `identity_maps`
+    _is_plain: bool  # whether `output` is `identity_maps`, and all bounds are finite
     _shape: tuple[int, ...] | None  # None until it is asked for
 
     @overload
@@ -287,7 +287,7 @@ class IndexTransform(IndexAccessors):
         kind = type(index)
         # Of the many indices that are plain no more is asked.
         if kind is tuple or kind is slice:
-            if self._is_identity and kind is tuple and len(index) == len(self._low):
+            if self._is_plain and kind is tuple and len(index) == len(self._low):
                 found = self._index_inside(index)
                 if found is not None:
                     return found
@@ -324,12 +324,12 @@ class IndexTransform(IndexAccessors):
                 stop = item.stop
                 if type(start) is not int or type(stop) is not int or item.step is not None:
                     return None
-                if not _NEGATIVE < first <= start <= stop <= end < INF:
+                if not first <= start <= stop <= end:
                     return None
                 low.append(start)
                 high.append(stop)
                 shape.append(stop - start)
-            elif type(item) is not int or not _NEGATIVE < first <= item < end < INF:
+            elif type(item) is not int or not first <= item < end:
                 return None
         found = _new(IndexTransform)
         found._low = tuple(low)
@@ -339,13 +339,13 @@ class IndexTransform(IndexAccessors):
         if len(low) == len(index):
             found._labels = self._labels
             found._output = self._output
-            found._is_identity = True
+            found._is_plain = True
         else:
             kept = [one for one, item in zip(self._labels, index) if type(item) is slice]
             found._labels = tuple(kept)
             found._index = index
             found._output = None
-            found._is_identity = False
+            found._is_plain = False
         return found
 
     def _compose(self, inner: IndexTransform) -> IndexTransform:
@@ -431,7 +431,11 @@ def _fill(transform: IndexTransform, domain: IndexDomain, output: OutputIndexMap
     transform._shape = None
     transform._labels = domain.labels
     transform._output = output
-    transform._is_identity = output is identity_maps(len(domain.labels))
+    transform._is_plain = (
+        output is identity_maps(len(domain.labels))
+        and min(domain.inclusive_min, default=0) > _NEGATIVE
+        and max(domain.exclusive_max, default=0) < INF
+    )
 
 
 def _from_json(value: Any) -> tuple[IndexDomain, OutputIndexMaps]:

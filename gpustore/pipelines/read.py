@@ -162,10 +162,13 @@ def strided_read(
     one.array, one.transform, one.rows, one.words = array, transform, rows, words
     if output is NEW:  # Most are, and there are many.
         one.out = None
-        one.result = new_array(transform.input_shape, array.dtype)
+        one.result = filled = new_array(transform.input_shape, array.dtype)
     else:
         one.out = output.memory(array.backend, transform.input_shape, array.dtype)
-        one.result = output.filled(one.out)
+        one.result, filled = output.filled(one.out), one.out.array
+    chain = array.chain
+    # Of raw chunks only what is wanted counts.
+    one.seconds = chain.byte_s * filled.nbytes if chain.is_raw else chain.decode_s * rows
     return one
 
 

@@ -33,10 +33,10 @@ from gpustore.runtime.cancel_token import Cancelled, CancelToken
 from gpustore.runtime.future import Future, claim_all, epoch, finish_all, new
 from gpustore.runtime.statistics import (
     STATISTICS,
+    Division,
     Operation,
     attributed,
     begin_amount,
-    count_reads,
 )
 
 SMALL_ROWS = 32
@@ -72,17 +72,20 @@ class StridedRead:
         Array with native constants.
     rows : int
         Number of chunks that the read touches.
+    seconds : float
+        Estimate of the time that decoding them takes.
     transform, words, out
         See :class:`gpustore.backends.native.request.StridedItem`.
     result : object
         Result of the read: the array that is filled, or the object of the caller.
     """
 
-    __slots__ = ("array", "out", "result", "rows", "transform", "words")
+    __slots__ = ("array", "out", "result", "rows", "seconds", "transform", "words")
 
     array: ChunkedArray
     transform: IndexTransform
     rows: int
+    seconds: float
     words: Sequence[int] | None
     out: HostMemory | None
     result: Any
@@ -103,12 +106,10 @@ class StridedRead:
         future._deferred = self
         waiting = array.waiting.reads
         waiting.append(weakref.ref(future))
-        rows = self.rows
-        seconds = rows * array.chain.decode_s
-        if rows <= TINY_ROWS and seconds <= TINY_S:
+        if self.rows <= TINY_ROWS and self.seconds <= TINY_S:
             if not len(waiting) % MANY:
                 _call_worker(array)
-        elif len(waiting) > 1 or rows > SMALL_ROWS or seconds > SMALL_S:
+        elif len(waiting) > 1 or self.rows > SMALL_ROWS or self.seconds > SMALL_S:
             _call_worker(array)
         return future
 
@@ -122,8 +123,7 @@ class StridedRead:
         together = _begin_waiting(self.array, self)
         if together is not None:
             return together
-        if self.rows > SMALL_ROWS or self.rows * self.array.chain.decode_s > SMALL_S:
-            STATISTICS.add(reads=1, chunks_planned=self.rows)
+        if self.rows > SMALL_ROWS or self.seconds > SMALL_S:
             return self._begin_alone(asked=True)
         array = self.array
         native = array.native
@@ -138,6 +138,7 @@ class StridedRead:
     def _begin_alone(self, *, asked: bool = False) -> Future[Any]:
         """Begin the read on the pool, and on this thread if it is `asked` for and helps."""
         array = self.array
+        STATISTICS.add(reads=1, chunks_planned=self.rows)
         planned = _plan(array, [self], MOST_ROWS)
         if planned is None:
             return self.again()
@@ -154,7 +155,7 @@ class StridedRead:
         return array.executor.run_all(tasks, finish, helped=helped, asked=asked)
 
     def alone(self, future: Future[Any]) -> None:
-        """Begin the read by itself, or anew; `future` becomes its Future."""
+        """Begin the read by itself; `future` becomes its Future."""
         _follow(future, self._begin_alone)
 
 
@@ -168,8 +169,6 @@ def begin_batch(reads: Sequence[Asked]) -> None:
     if len(reads) > 1 and _begin_together(array, reads, of_batch=True):
         return
     for one, future in reads:
-        count = partial(STATISTICS.add, reads=1, chunks_planned=one.rows)
-        attributed(future._statistics, count)
         one.alone(future)
 
 
@@ -199,25 +198,28 @@ def _begin_together(
     if planned is None:
         return False
     request, threads, chunks = planned
+    seconds = min(chunks * array.chain.decode_s, sum([one.seconds for one in items]))
+    is_long = seconds + chunks * NATIVE_ROW_S > LONG_S
+    touched = [one.rows for one in items]
+    if is_long and not of_batch and chunks == sum(touched):
+        return False
     shared = Operation()
     if of_batch:
         shared.add(reads=len(reads), chunks_planned=chunks)
         for future in futures:
             future._statistics = shared
-    elif chunks == sum([one.rows for one in items]) and chunks * _row_s(array) > LONG_S:
-        return False
+    division = Division() if of_batch else Division.of_reads(futures, touched)
 
     rest = deque(reads)
-    operations = [shared] if of_batch else [future._statistics for future in futures]
     end: Callable[[Callable[[], object]], object] = call
-    if chunks * _row_s(array) > LONG_S:  # Of shorter ones nobody sees a part.
+    if is_long:  # Of others nobody sees a part.
+        operations = [shared] if of_batch else [future._statistics for future in futures]
         share = partial(_share, request, len(operations))
         end = begin_amount("bytes_decoded", share, operations)
 
     def add(counts: Counts) -> None:
         count(counts)
-        if not of_batch:
-            shared.divide(operations)
+        division.amounts = shared.snapshot()
 
     def finish() -> None:
         nonlocal rest
@@ -239,7 +241,7 @@ def _begin_together(
         """Begin the reads that the pass did not finish; nothing fills their arrays any more."""
         try:
             for one, future in rest:
-                one.alone(future)
+                _follow(future, one.again)
         except BaseException:  # Ctrl-C: nobody else would finish them.
             _cancel(rest)
             raise
@@ -261,14 +263,11 @@ def _plan(
     native = array.native
     assert native is not None
     rows = sum([one.rows for one in items])
-    threads = max(1, min(array.executor.limit, rows, int(rows * _row_s(array) / SPLIT_S)))
+    seconds = sum([one.seconds for one in items]) + rows * NATIVE_ROW_S
+    threads = max(1, min(array.executor.limit, rows, int(seconds / SPLIT_S)))
     request = Request(native, items, array.key_directory(), most_rows, threads)
     chunks = request.plan()
     return (request, threads, chunks) if chunks else None
-
-
-def _row_s(array: ChunkedArray) -> float:
-    return array.chain.decode_s + NATIVE_ROW_S
 
 
 def _work(request: Request, futures: Sequence[Future[Any]]) -> None:
@@ -318,7 +317,6 @@ def _begin_waiting(array: ChunkedArray, asked: StridedRead | None = None) -> Fut
         if asked is not None:
             mine = new(epoch())
             reads.insert(0, (asked, mine))
-        count_reads([future._statistics for _, future in reads], [one.rows for one, _ in reads])
         if len(reads) > 1 and _begin_together(array, reads, asked=asked is not None):
             return mine
         for one, future in reads:

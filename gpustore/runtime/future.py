@@ -35,7 +35,14 @@ from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, cancelled_error, is_cancelled
 from gpustore.runtime.deferred import Deferred, Runner, Task
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.statistics import CURRENT, Operation, Statistics
+from gpustore.runtime.statistics import (
+    CURRENT,
+    Division,
+    Operation,
+    Statistics,
+    current,
+    operation_of,
+)
 from gpustore.runtime.thread_state import thread_state
 from gpustore.runtime.uncaught import report
 
@@ -95,8 +102,8 @@ class Future(Generic[T]):
     """
 
     __slots__ = (
-        "__weakref__", "_callbacks", "_deferred", "_done", "_early", "_epoch", "_error", "_help",
-        "_statistics", "_value", "_waiters",
+        "__weakref__", "_callbacks", "_counted", "_deferred", "_done", "_early", "_epoch", "_error",
+        "_help", "_value", "_waiters",
     )  # fmt: skip
 
     _done: bool
@@ -108,7 +115,9 @@ class Future(Generic[T]):
     _early: Callable[[], tuple[T] | None] | None  # the result for a stream, if it may wait for it
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
-    _statistics: Operation | None  # counters of the operation that the Future is a part of
+    # Operation that the Future is a part of. As long as nobody has looked at it, it may be the kind
+    # of it, or the work that it has a part of.
+    _counted: Operation | type[Operation] | Division | None
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
 
@@ -169,7 +178,15 @@ class Future(Generic[T]):
         reads that a Batch joins share one Statistics object. What other reads or writes under way
         share is divided between them when it is done. Empty for other operations.
         """
-        return Statistics() if self._statistics is None else self._statistics
+        return self._statistics or Statistics()
+
+    @property
+    def _statistics(self) -> Operation | None:
+        return operation_of(self)
+
+    @_statistics.setter
+    def _statistics(self, operation: Operation | None) -> None:
+        self._counted = operation
 
     def cancelled(self) -> bool:
         """Return whether the operation was cancelled."""
@@ -317,7 +334,8 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         """Show the state, and the result or the kind of operation."""
         if not self._done:
-            kind = "operation" if self._statistics is None else self._statistics.kind
+            operation = self._statistics
+            kind = "operation" if operation is None else operation.kind
             state = "not begun" if self._deferred is not None else "under way"
             return f"<gpustore.Future of {_article(kind)}, {state}: call .result()>"
         if self._error is _CANCELLED:
@@ -522,7 +540,12 @@ def new(epoch: int | None = None) -> Future[Any]:
     self._value = self._error = self._deferred = self._help = self._early = None
     self._callbacks = self._waiters = None
     self._epoch = epoch
-    self._statistics = CURRENT.operation
+    counted = CURRENT.operation
+    if type(counted) is type:
+        CURRENT.operation = self  # What counts from now on, counts for ours.
+    elif counted is not None:
+        counted = current()
+    self._counted = counted
     return self
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array as numbers
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
@@ -123,21 +124,68 @@ _Running = tuple[tuple[str, Callable[[], int]], ...]
 """Work that is not counted yet: names of counters, and functions that return amounts."""
 
 
-class _Division:
-    """Work that several operations share; the part of each is found when somebody looks at it."""
+class Division:
+    """Work that several operations share; the part of each is found when somebody looks at it.
 
-    __slots__ = ("_amounts", "_parts")
+    Attributes
+    ----------
+    amounts : dict or None
+        Amounts to divide; None while they are not known.
+    """
 
-    def __init__(self, amounts: dict[str, int], parts: int) -> None:
-        self._amounts = amounts
-        self._parts = parts
+    __slots__ = ("_chunks", "_parts", "_places", "_unseen", "amounts")
+
+    def __init__(self) -> None:
+        self.amounts: dict[str, int] | None = None
+        # Reads whose operations nobody has looked at have the first parts: the addresses of their
+        # Futures, and the chunks that they touch.
+        self._unseen = numbers("q")
+        self._chunks = numbers("q")
+        self._places: dict[int, int] = {}  # of these addresses; made when it is needed
+        self._parts = 0
+
+    @staticmethod
+    def of_reads(futures: Sequence[Any], chunks: Sequence[int]) -> Division:
+        """Count reads that begin together, by the chunks they touch, and divide their work."""
+        division = Division()
+        operations: dict[Operation, None] = {}
+        unseen, touched = division._unseen, division._chunks
+        with _lock:
+            _add(STATISTICS._counts, {"reads": len(chunks), "chunks_planned": sum(chunks)})
+            for future, number in zip(futures, chunks):
+                if future._counted is ReadOperation:
+                    unseen.append(id(future))
+                    touched.append(number)
+                    future._counted = division
+                elif (one := operation_of(future)) is not None:
+                    _add(one._counts, {"reads": 1, "chunks_planned": number})
+                    operations[one] = None
+            division._parts = len(unseen)
+            division.add(operations)
+        return division
+
+    def add(self, operations: Iterable[Operation]) -> None:
+        """Give more operations a part each."""
+        with _lock:
+            for one in operations:
+                one._counts[self] = self._parts
+                self._parts += 1
+
+    def operation(self, future: int) -> ReadOperation:
+        """Make the operation of a Future that has none, by its address."""
+        if not self._places:
+            self._places = {address: number for number, address in enumerate(self._unseen)}
+        number = self._places[future]
+        one = ReadOperation()
+        one._counts = {"reads": 1, "chunks_planned": self._chunks[number], self: number}
+        return one
 
     def part(self, number: int) -> dict[str, int]:
-        """Return the part of the operation `number`, from 1 on."""
-        parts = self._parts
+        """Return a part of the amounts."""
+        parts, amounts = self._parts, self.amounts or {}
         return {
-            name: amount * number // parts - amount * (number - 1) // parts
-            for name, amount in self._amounts.items()
+            name: amount * (number + 1) // parts - amount * number // parts
+            for name, amount in amounts.items()
         }
 
 
@@ -153,7 +201,7 @@ class Operation(Statistics):
     __slots__ = ("_running",)
 
     kind: ClassVar[str] = "operation"
-    _counts: dict[Any, int]  # of a _Division the number of our part
+    _counts: dict[Any, int]  # of a Division the number of our part
     _running: _Running
 
     def __getitem__(self, name: str) -> int:
@@ -166,19 +214,22 @@ class Operation(Statistics):
         """Return the counters that are not 0, by name, as of one moment."""
         with _lock:
             self._settle()
-            names = {*self._counts, *(name for name, _ in self._work_under_way())}
+            counted = [name for name in self._counts if type(name) is str]
+            names = {*counted, *(name for name, _ in self._work_under_way())}
             return {name: amount for name in sorted(names) if (amount := self[name])}
 
     def reset(self) -> dict[str, int]:
         """Set all counters to 0 and return those that were not, by name."""
         with _lock:
             self._settle()
-            return super().reset()
+            counts = self._counts
+            self._counts = {key: counts.pop(key) for key in [*counts] if type(key) is Division}
+            return {name: counts[name] for name in sorted(counts) if counts[name]}
 
     def _settle(self) -> None:
-        """Count our parts of divided work; called under the lock."""
-        for key in list(self._counts):
-            if type(key) is _Division:
+        """Count our parts of divided work that is done; called under the lock."""
+        for key in [*self._counts]:
+            if type(key) is Division and key.amounts is not None:
                 _add(self._counts, key.part(self._counts.pop(key)))
 
     def add(self, **amounts: int) -> None:
@@ -191,11 +242,9 @@ class Operation(Statistics):
 
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
-        parts = dict.fromkeys(filter(None, operations))
-        division = _Division(self.snapshot(), len(parts))
-        with _lock:
-            for number, one in enumerate(parts, 1):
-                one._counts[division] = number
+        division = Division()
+        division.amounts = self.snapshot()
+        division.add(dict.fromkeys(filter(None, operations)))
 
 
 class ReadOperation(Operation):
@@ -228,7 +277,7 @@ class _ProcessStatistics(Statistics):
         self._counts = dict.fromkeys(COUNTERS, 0)
 
     def add(self, **amounts: int) -> None:
-        operation = CURRENT.operation
+        operation = current()
         with _lock:
             counts = self._counts
             for name in amounts:
@@ -242,9 +291,13 @@ class _ProcessStatistics(Statistics):
 
 
 class _Current(threading.local):
-    """Operation that a thread works for."""
+    """Operation that a thread works for.
 
-    operation: Operation | None = None
+    As long as nobody has needed it, it may be the kind of it, or the Future that is to have it: of
+    small reads, which are many, few people look at the statistics.
+    """
+
+    operation: Any = None
 
 
 CURRENT: Final = _Current()
@@ -253,30 +306,37 @@ STATISTICS: Final[Statistics] = _ProcessStatistics()
 """Counters of all operations of this process."""
 
 
-def count_reads(operations: Iterable[Operation | None], chunks: Sequence[int]) -> None:
-    """Count reads of arrays, of an operation each, by the numbers of chunks that they touch."""
+def current() -> Operation | None:
+    """Return the operation that this thread works for; it is made if nobody has needed it yet."""
+    operation = CURRENT.operation
+    if operation is None or isinstance(operation, Operation):
+        return operation
+    made = operation() if isinstance(operation, type) else operation_of(operation)
+    CURRENT.operation = made
+    return made
+
+
+def operation_of(future: Any) -> Operation | None:
+    """Return the operation that a Future is a part of, which is made now if nobody has seen it."""
     with _lock:
-        counts = STATISTICS._counts
-        counts["reads"] += len(chunks)
-        counts["chunks_planned"] += sum(chunks)
-        for one, number in zip(operations, chunks):
-            if one is None:
-                continue
-            if one._counts:
-                _add(one._counts, {"reads": 1, "chunks_planned": number})
-            else:  # Small reads are many, and nothing else was counted for them.
-                one._counts = {"reads": 1, "chunks_planned": number}
+        counted = future._counted
+        if isinstance(counted, type):
+            counted = future._counted = counted()
+        elif type(counted) is Division:
+            counted = future._counted = counted.operation(id(future))
+    operation: Operation | None = counted
+    return operation
 
 
 def operation(begin: Callable[[], T], kind: type[Operation] = ReadOperation) -> T:
     """Call `begin`, which begins an operation or, within another one, a part of that one."""
-    outer = CURRENT.operation
-    if outer is None:
-        CURRENT.operation = kind()
+    if CURRENT.operation is not None:
+        return begin()
+    CURRENT.operation = kind
     try:
         return begin()
     finally:
-        CURRENT.operation = outer
+        CURRENT.operation = None
 
 
 def attributed(operation: Operation | None, begin: Callable[[], T]) -> T:
@@ -308,7 +368,7 @@ def begin_amount(
         To be called once when the work is over, with a function that adds what it has done.
     """
     entry = name, amount
-    some = [one for one in operations or (CURRENT.operation,) if one is not None]
+    some = [one for one in operations or (current(),) if one is not None]
     with _lock:
         for one in some:
             one._running = (*one._work_under_way(), entry)

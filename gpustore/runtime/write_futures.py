@@ -10,7 +10,7 @@ from typing import Any
 
 from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import CURRENT, Statistics, attributed
+from gpustore.runtime.statistics import Statistics, attributed, current
 
 
 class WriteFutures:
@@ -92,7 +92,7 @@ def write_after(read: Future[Any], write: Callable[[Any], WriteFutures]) -> Writ
     copied: Promise[None]
     committed: Promise[None]
     (copied, copy), (committed, commit) = Promise.new(), Promise.new()
-    statistics = CURRENT.operation
+    statistics = current()
 
     def begin(read: Future[Any]) -> None:
         try:

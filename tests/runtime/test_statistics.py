@@ -23,6 +23,7 @@ from gpustore.runtime.statistics import (
     Statistics,
     attributed,
     begin_amount,
+    current,
     operation,
 )
 
@@ -49,7 +50,7 @@ def test_an_operation_within_another_is_a_part_of_it():
     found = []
 
     def begin():
-        found.append(CURRENT.operation)
+        found.append(current())
         return 5
 
     assert operation(lambda: operation(begin)) == operation(begin) == 5

@@ -64,7 +64,7 @@ def strided_maps(
     """
     starts, ends = transform._low, transform._high
     rows = 1
-    if transform._is_identity:
+    if transform._is_plain:
         for low, high, size, chunk in zip(starts, ends, shape, chunk_shape):
             if not 0 <= low < high <= size:
                 return None
