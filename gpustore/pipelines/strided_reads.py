@@ -208,7 +208,7 @@ def _begin_together(
         shared.add(reads=len(reads), chunks_planned=chunks)
         for future in futures:
             future._statistics = shared
-    division = Division() if of_batch else Division.of_reads(futures, touched)
+    division = Division(0) if of_batch else Division.of_reads(futures, touched)
 
     rest = deque(reads)
     end: Callable[[Callable[[], object]], object] = call

@@ -125,7 +125,7 @@ _Running = tuple[tuple[str, Callable[[], int]], ...]
 
 
 class Division:
-    """Work that several operations share; the part of each is found when somebody looks at it.
+    """Work that is divided into equal parts; each is found when somebody looks at it.
 
     Attributes
     ----------
@@ -133,51 +133,48 @@ class Division:
         Amounts to divide; None while they are not known.
     """
 
-    __slots__ = ("_chunks", "_parts", "_places", "_unseen", "amounts")
+    __slots__ = ("_chunks", "_futures", "_numbers", "_parts", "amounts")
 
-    def __init__(self) -> None:
-        self.amounts: dict[str, int] | None = None
-        # Reads whose operations nobody has looked at have the first parts: the addresses of their
-        # Futures, and the chunks that they touch.
-        self._unseen = numbers("q")
-        self._chunks = numbers("q")
-        self._places: dict[int, int] = {}  # of these addresses; made when it is needed
-        self._parts = 0
+    def __init__(self, parts: int, amounts: dict[str, int] | None = None) -> None:
+        self.amounts = amounts
+        self._parts = parts
+        # Of reads: the addresses of their Futures, the numbers of their parts by these, which are
+        # made when they are needed, and the chunks that they touch.
+        self._futures = self._chunks = numbers("q")
+        self._numbers: dict[int, int] = {}
 
     @staticmethod
     def of_reads(futures: Sequence[Any], chunks: Sequence[int]) -> Division:
-        """Count reads that begin together, by the chunks they touch, and divide their work."""
-        division = Division()
-        operations: dict[Operation, None] = {}
-        unseen, touched = division._unseen, division._chunks
+        """Count reads that begin together, by the chunks they touch; each has a part of the work.
+
+        The parts are those of the operations of `futures`; reads whose operations nobody has looked
+        at keep the division until somebody does.
+        """
+        division = Division(len(futures))
+        division._futures = numbers("q", map(id, futures))
+        division._chunks = numbers("q", chunks)
         with _lock:
             _add(STATISTICS._counts, {"reads": len(chunks), "chunks_planned": sum(chunks)})
-            for future, number in zip(futures, chunks):
+            for number, future in enumerate(futures):
                 if future._counted is ReadOperation:
-                    unseen.append(id(future))
-                    touched.append(number)
                     future._counted = division
                 elif (one := operation_of(future)) is not None:
-                    _add(one._counts, {"reads": 1, "chunks_planned": number})
-                    operations[one] = None
-            division._parts = len(unseen)
-            division.add(operations)
+                    division.give(one, number)
         return division
 
-    def add(self, operations: Iterable[Operation]) -> None:
-        """Give more operations a part each."""
-        with _lock:
-            for one in operations:
-                one._counts[self] = self._parts
-                self._parts += 1
+    def give(self, operation: Operation, number: int) -> None:
+        """Give a part to an operation, and count its read; called under the lock."""
+        counts = operation._counts
+        counts[self] = (*counts.get(self, ()), number)
+        if self._chunks:
+            _add(counts, {"reads": 1, "chunks_planned": self._chunks[number]})
 
     def operation(self, future: int) -> ReadOperation:
-        """Make the operation of a Future that has none, by its address."""
-        if not self._places:
-            self._places = {address: number for number, address in enumerate(self._unseen)}
-        number = self._places[future]
+        """Make the operation of a Future that has none, by its address; called under the lock."""
+        if not self._numbers:
+            self._numbers = {address: number for number, address in enumerate(self._futures)}
         one = ReadOperation()
-        one._counts = {"reads": 1, "chunks_planned": self._chunks[number], self: number}
+        self.give(one, self._numbers[future])
         return one
 
     def part(self, number: int) -> dict[str, int]:
@@ -201,14 +198,15 @@ class Operation(Statistics):
     __slots__ = ("_running",)
 
     kind: ClassVar[str] = "operation"
-    _counts: dict[Any, int]  # of a Division the number of our part
+    _counts: dict[Any, Any]  # of a Division the numbers of our parts
     _running: _Running
 
     def __getitem__(self, name: str) -> int:
         with _lock:
             self._settle()
             running = [amount() for one, amount in self._work_under_way() if one == name]
-            return self._counts.get(name, 0) + sum(running)
+            counted: int = self._counts.get(name, 0)
+            return counted + sum(running)
 
     def snapshot(self) -> dict[str, int]:
         """Return the counters that are not 0, by name, as of one moment."""
@@ -230,7 +228,8 @@ class Operation(Statistics):
         """Count our parts of divided work that is done; called under the lock."""
         for key in [*self._counts]:
             if type(key) is Division and key.amounts is not None:
-                _add(self._counts, key.part(self._counts.pop(key)))
+                for number in self._counts.pop(key):
+                    _add(self._counts, key.part(number))
 
     def add(self, **amounts: int) -> None:
         """Add to the named counters, all at once."""
@@ -242,9 +241,11 @@ class Operation(Statistics):
 
     def divide(self, operations: Iterable[Operation | None]) -> None:
         """Divide the amounts between the different operations that the work was done for."""
-        division = Division()
-        division.amounts = self.snapshot()
-        division.add(dict.fromkeys(filter(None, operations)))
+        parts = dict.fromkeys(filter(None, operations))
+        division = Division(len(parts), self.snapshot())
+        with _lock:
+            for number, one in enumerate(parts):
+                division.give(one, number)
 
 
 class ReadOperation(Operation):

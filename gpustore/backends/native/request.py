@@ -198,7 +198,7 @@ class Request:
     def plan(self) -> int:
         """Plan the read for several threads; return the chunks it meets, 0 if the core does not."""
         self._planned = _core().gpustore_core_plan(self._words.buffer_info()[0]) or 0
-        return _core().gpustore_core_rows(self._planned) if self._planned else 0
+        return _quick().gpustore_core_rows(self._planned) if self._planned else 0
 
     def read(self, wanted: CancelToken) -> bool:
         """Read until nothing is left or a slice of time is over; return whether something is left.
@@ -225,10 +225,9 @@ class Request:
             For each item, 1 if some of its chunks were left alone.
         """
         planned, self._planned = self._planned, 0
-        left = bytearray(self._count)
-        pointer = (ctypes.c_char * self._count).from_buffer(left)
-        _core().gpustore_core_end(planned, self._counts.buffer_info()[0], pointer)
-        return Counts._make(self._counts), bytes(left)
+        left = numbers("b", bytes(self._count))
+        _quick().gpustore_core_end(planned, self._counts.buffer_info()[0], left.buffer_info()[0])
+        return Counts._make(self._counts), left.tobytes()
 
     def __del__(self) -> None:
         if self._planned:
@@ -251,11 +250,26 @@ def _core() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in (
         ("gpustore_core_plan", pointer, (pointer,)),
-        ("gpustore_core_rows", number, (pointer,)),
         ("gpustore_core_read_planned", number, (pointer, number, pointer)),
-        ("gpustore_core_end", None, (pointer, pointer, pointer)),
         ("gpustore_core_read_now", number, (pointer, pointer)),
         ("gpustore_core_table", number, (pointer, pointer, number)),
+    ):
+        function = getattr(core, name)
+        function.restype, function.argtypes = result, arguments
+    return core
+
+
+@cache
+def _quick() -> Any:
+    """Return the core for calls that keep the interpreter's lock.
+
+    They take less time than a thread needs to get it back from another.
+    """
+    core = ctypes.PyDLL(None, handle=_core()._handle)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    for name, result, arguments in (
+        ("gpustore_core_rows", number, (pointer,)),
+        ("gpustore_core_end", None, (pointer, pointer, pointer)),
     ):
         function = getattr(core, name)
         function.restype, function.argtypes = result, arguments
