@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import compress
-from operator import call
+from operator import call, not_
 from typing import Any
 
 from gpustore.backends.host.memory import HostMemory, memory_of
@@ -225,8 +225,7 @@ def _begin_together(
         nonlocal rest
         counts, left = request.end()
         end(partial(add, counts))
-        done = [not is_left for is_left in left]
-        finish_all(compress(futures, done), [one.result for one in compress(items, done)])
+        finish_all(compress(reads, map(not_, left)) if counts.left else reads)
         rest = deque(compress(reads, left))
         while rest:
             one, future = rest[0]

@@ -566,19 +566,19 @@ def claim_all(
                 future._epoch = _epoch
 
 
-def finish_all(futures: Iterable[Future[Any]], values: Iterable[Any]) -> None:
-    """Finish Futures of claimed tasks, each with its value, unless they are done."""
+def finish_all(claimed: Iterable[tuple[Any, Future[Any]]]) -> None:
+    """Finish Futures of claimed tasks, each with ``task.result``, unless they are done."""
     heard = []
     with _lock:
-        for future, value in zip(futures, values):
+        for task, future in claimed:
             if future._callbacks or future._waiters:
-                heard.append((future, value))
+                heard.append((task, future))
             elif not future._done:
-                future._value = value
+                future._value = task.result
                 future._done = True
                 future._help = None
-    for future, value in heard:
-        future._finish(value, None)
+    for task, future in heard:
+        future._finish(task.result, None)
 
 
 def ready(value: T) -> Future[T]:

@@ -160,15 +160,16 @@ class Request:
         header = (array.address, directory.descriptor, directory.resolve, 0, most_rows, threads)
         values = [*header, decoded, count]
         for item in items:
-            transform, words, out = item.transform, item.words, item.out
-            low, high = transform._low, transform._high
+            low, high, out, words = item.transform._low, item.transform._high, item.out, item.words
+            if out is None and words is None:  # Most are, and there are many.
+                values.append(address_of(item.result))
+                values.append(1)
+                values += low
+                values += high
+                continue
             if out is None:
                 result = item.result
-                if words is None:
-                    values += (address_of(result), 1, *low, *high)
-                    continue
-                place = address_of(result), 0, 0, result.nbytes
-                strides = result.strides
+                place, strides = (address_of(result), 0, 0, result.nbytes), result.strides
             else:
                 place = address_of(out.flat), 0, out.offset, out.flat.size
                 strides = out.strides
