@@ -4,8 +4,9 @@ They begin with the address of each chunk by number. Chunks that lie there encod
 (:mod:`gpustore.device.recording`). A read knows the numbers of its chunks alone: kernels
 (``select.cu``) add up how many entries each has, and write the tables of the decoders.
 
-So nothing is uploaded for a read, and nothing downloaded: sizes, statuses and checksums are not
-looked at again, for the same bytes were found sound when they were decoded first.
+A read of a box of chunks has a kernel compute the numbers, so that nothing is uploaded; others
+upload them. Nothing is downloaded: sizes, statuses and checksums are not looked at again, for the
+same bytes were found sound when they were decoded first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpustore.device.kernels.descriptor import REGION, REGIONS
 from gpustore.device.kernels.instance import THREADS_PER_BLOCK
 from gpustore.device.own_kernels import OWN_KERNELS
 from gpustore.device.protocol import Argument, CodecBatch, Device, Spans, Stream
+from gpustore.device.table import Table
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -78,6 +80,8 @@ class ChunkTables:
         Region where chunks are decoded to.
     is_encoded : ndarray of bool, shape (chunks,)
         Whether each chunk lies there encoded; of length 0 if none does.
+    in_place : ndarray of uint64, shape (chunks,)
+        Address of each of these that is used where it lies, otherwise 0.
     """
 
     address: int
@@ -87,21 +91,28 @@ class ChunkTables:
     pitches: tuple[int, ...] = ()
     output: int = 0
     is_encoded: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    in_place: Words = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""
-        return self.sums.nbytes + self.is_encoded.nbytes
+        return self.sums.nbytes + self.is_encoded.nbytes + self.in_place.nbytes
 
-    def select(self, commands: CommandList, chunks: Integers) -> Selection:
-        """Return how chunks with these numbers are decoded, with scratch memory for it."""
+    def select(
+        self, commands: CommandList, chunks: Integers, numbers: Table | None = None
+    ) -> Selection:
+        """Return how chunks with these numbers are decoded, with scratch memory for it.
+
+        `numbers` is a table of them; by default a step of the caller writes it.
+        """
         regions = np.zeros(REGIONS, REGION)
-        numbers = 0
+        written = np.uint64(0)
         if self.parts:
-            numbers = commands.scratch(8 * len(chunks))
+            if numbers is None:
+                written = np.uint64(commands.scratch(8 * len(chunks)))
             for k, pitch in enumerate(self.pitches):
                 regions[k] = commands.scratch(pitch * len(chunks)), pitch
-        return Selection(self, chunks, numbers, regions)
+        return Selection(self, chunks, numbers or written, regions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +124,15 @@ class Selection:
     tables : ChunkTables
     chunks : ndarray of int64, shape (n,)
         Number of the chunk of each row.
-    numbers : int
-        Device address to which the numbers have to be written, n int64; 0 if they are not wanted.
+    numbers : uint64 or Table
+        Device address of the numbers, n int64; 0 if they are not wanted.
     regions : ndarray of REGION
         Scratch memory.
     """
 
     tables: ChunkTables
     chunks: Integers
-    numbers: int
+    numbers: np.uint64 | Table
     regions: NDArray[np.void]
 
     @property
@@ -131,19 +142,27 @@ class Selection:
         return int(region["address"]), int(region["pitch"])
 
     @property
+    def addresses(self) -> Words:
+        """Device address of each decoded chunk, all of which are encoded."""
+        address, pitch = self.decoded
+        rows = np.arange(len(self.chunks), dtype=np.uint64) * np.uint64(pitch)
+        in_place = self.tables.in_place[self.chunks]
+        return np.where(in_place, in_place, rows + np.uint64(address))
+
+    @property
     def encoded(self) -> int:
         """Number of encoded chunks."""
         return int(np.count_nonzero(self.tables.is_encoded[self.chunks]))
 
     def record(self, commands: CommandList, device: Device, first_chunk: int) -> None:
-        """Record the decoding behind the step that writes the numbers, less `first_chunk`."""
+        """Record the decoding; the step before has written the numbers, less `first_chunk`."""
         tables = self.tables
         if not tables.parts:
             return
         rows, (parts, pitch) = len(self.chunks), tables.sums.shape
         begins = tables.address + tables.sums_offset + 8 * first_chunk
         first = commands.scratch(8 * parts * rows)
-        numbers = np.uint64(self.numbers), np.uint32(rows)
+        numbers = self.numbers, np.uint32(rows)
         sums = np.uint64(begins), np.uint64(pitch), np.uint64(first)
         commands.launch("select", "gs::first_entries", parts, [*numbers, *sums])
         totals = (tables.sums[:, self.chunks + 1] - tables.sums[:, self.chunks]).sum(axis=1)
@@ -154,7 +173,7 @@ class Selection:
             out = commands.scratch(32 * count)
             places = begins + 8 * k * pitch, first + 8 * k * rows, tables.address + part.offset
             words = [np.uint64(one) for one in places]
-            arguments: list[Argument] = [*numbers, *words, np.uint32(count)]
+            arguments: list[Argument | Table] = [*numbers, *words, np.uint32(count)]
             arguments += [self.regions.view(np.uint8), np.uint32(part.form), np.uint64(out)]
             selecting = -(-count // THREADS_PER_BLOCK)
             commands.launch("select", "gs::select_entries", selecting, arguments)

@@ -254,7 +254,7 @@ class Recording(CommandList):
         is_encoded[self.rows] = True
         pitches = [aligned(max(0, n)) for n in (high - low).max(axis=1, initial=0).tolist()]
         tables = ChunkTables(0, tuple(parts), sums, aligned(address.nbytes), tuple(pitches), output)
-        return replace(tables, is_encoded=is_encoded), content
+        return replace(tables, is_encoded=is_encoded, in_place=address), content
 
     def _outputs(self, low: Integers) -> tuple[Words, int]:
         """Return the address of each decoded chunk, 0 in scratch memory, and the region there."""

@@ -83,6 +83,8 @@ class CachedChunks:
         The slabs, by number.
     tables : ChunkTables or None
         Tables of all chunks of the array on the device, held as the slabs; None if not there.
+    numbers : ndarray of int64, shape (n,)
+        Number of each chunk.
     """
 
     cache: ChunkCache
@@ -92,7 +94,7 @@ class CachedChunks:
     slabs: dict[int, Slab]
     tables: ChunkTables | None
     _table: CellTable
-    _numbers: Integers
+    numbers: Integers
     _stamped: Integers
     _stamps: Integers
     _read_at: float
@@ -137,7 +139,7 @@ class CachedChunks:
             slab=self.slab[rows],
             position=self.position[rows],
             generation=self.generation[rows],
-            _numbers=self._numbers[rows],
+            numbers=self.numbers[rows],
             _stamped=self._stamped[rows],
             _stamps=self._stamps[rows],
         )
@@ -284,7 +286,7 @@ class ChunkCache:
         same = (chunks.generation[rows] == stored) & (stored != b"")
         equal = rows[same]
         with self._lock:
-            places = chunks._table.places(chunks._numbers[equal])
+            places = chunks._table.places(chunks.numbers[equal])
             there = places >= 0
             chunks._table.confirm(places[there], chunks.generation[equal][there], chunks._read_at)
         chunks.reject(rows[~same])
@@ -346,7 +348,7 @@ class ChunkCache:
             fresh = self._stamps[chunks._stamped[rows]] == chunks._stamps[rows]
             rows, position = rows[fresh], position[fresh]
             # Rows of a read with index arrays may be parts of one chunk.
-            numbers, first = np.unique(chunks._numbers[rows], return_index=True)
+            numbers, first = np.unique(chunks.numbers[rows], return_index=True)
             rows, position, table = rows[first], position[first], chunks._table
             if not len(rows) or not self._make_room(table.growth(numbers)):
                 return 0

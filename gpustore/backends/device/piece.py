@@ -19,6 +19,7 @@ from gpustore.backends.device.direct_read import DirectReads
 from gpustore.backends.device.placement import Places, TablePlaces, joined, order_of
 from gpustore.backends.device.slab import CachedRows, Slab
 from gpustore.codec_chain.chain import CodecChain
+from gpustore.device.chunk_tables import ChunkTables
 from gpustore.device.headers import KnownHeaders
 from gpustore.errors import GpustoreError
 
@@ -187,6 +188,20 @@ class Group:
         for number in np.unique(owner).tolist():
             chosen = np.flatnonzero(owner == number)
             yield self.pieces[number], rows[chosen] - self.edges[number], chosen
+
+    @property
+    def tables(self) -> ChunkTables | None:
+        """Tables of all chunks of the array, if all pieces know them."""
+        found = [None if piece.cached is None else piece.cached.tables for piece in self.pieces]
+        return found[0] if all([one is found[0] for one in found]) else None
+
+    def numbers(self, rows: Integers) -> Integers:
+        """Return the numbers of cached chunks."""
+        found = np.empty(len(rows), np.int64)
+        for piece, some, chosen in self.by_piece(rows):
+            assert piece.cached is not None
+            found[chosen] = piece.cached.numbers[some]
+        return found
 
     def fail(self, row: int, error: GpustoreError) -> None:
         """Note the error of a row."""

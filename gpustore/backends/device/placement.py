@@ -30,7 +30,7 @@ from gpustore.device.kernels.launch import (
 )
 from gpustore.device.kernels.run import Rows
 from gpustore.device.protocol import Argument, Device, DeviceArray
-from gpustore.device.table import TableLaunch
+from gpustore.device.table import Table, TableLaunch
 from gpustore.planning.copy_plan import CopyWindow, elements
 from gpustore.planning.row_table import RowTable
 from gpustore.planning.window import PlanWindow, Points
@@ -327,13 +327,15 @@ class TablePlaces:
             return False
         runs = commands.scratch(rows * run_dtype(copy.rank).itemsize)
         tables = self.box.tables
-        selection, decoded = None, (0, 0, 0)
+        selection, decoded = None, (0, 0)
+        numbers: Argument | Table = np.uint64(0)
         if len(tables.is_encoded):
             selection = tables.select(commands, copy.chunks(self.lo, self.hi))
-            decoded = *selection.decoded, selection.numbers
+            decoded, numbers = selection.decoded, selection.numbers
         places = tables.address + 8 * copy.number, runs, *decoded
-        written: list[Argument] = [copy.box, np.uint64(self.lo), np.uint32(rows)]
-        written += [np.uint64(one) for one in places]
+        words = [np.uint64(one) for one in places]
+        written: list[Argument | Table] = [copy.box, np.uint64(self.lo), np.uint32(rows), *words]
+        written.append(numbers)
         blocks = -(-rows // THREADS_PER_BLOCK)
         commands.launch("copy", f"gs::write_runs<{copy.rank}>", blocks, written)
         if selection is not None:

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from gpustore.backends.device.cell_table import MISSING
 from gpustore.backends.device.chunk_cache import Entries
 from gpustore.backends.device.piece import Group, Kept
+from gpustore.backends.device.placement import place
 from gpustore.backends.device.slab import CachedRows
 from gpustore.backends.device.staging_buffer import StagingBuffer
 from gpustore.codec_chain.chain import CodecChain
 from gpustore.device.chunk_tables import ChunkTables
+from gpustore.device.command_list import CommandList
 from gpustore.device.protocol import Device, Spans, Stream
 from gpustore.device.recording import NotRecorded, Recording
 from gpustore.device.table import aligned
@@ -61,6 +63,30 @@ def keep_tables(
     content = np.concatenate((content, np.frombuffer(chunk, np.uint8)))
     buffer.upload_bytes(content.data, slab.start)
     cached.cache.put_tables(cached, slab, tables, entries.changes)
+
+
+def decode_selected(
+    device: Device, buffer: StagingBuffer, group: Group, rows: Integers
+) -> CommandList | None:
+    """Record the decoding of rows of encoded chunks, and the copies, by the tables of their array.
+
+    None without these, or if the device is not to decode the chunks.
+    """
+    tables = group.tables
+    if tables is None or group.chain.unsupported_reason(device) is not None:
+        return None
+    none = Spans.contiguous(0, [])
+    commands = CommandList(device, buffer.stream, rows, none, room=buffer.table_room)
+    try:
+        numbers = group.numbers(rows)
+        selection = tables.select(commands, numbers, commands.table(numbers))
+        selection.record(commands, device, 0)
+        some = None if len(rows) == len(group.state) else rows
+        place(commands, group.places, some, selection.addresses, group.chain.layout.dtype)
+    except BaseException:
+        commands.release()
+        raise
+    return commands
 
 
 def _tables_of(

@@ -33,7 +33,7 @@ from gpustore.backends.device.piece import (
     Piece,
 )
 from gpustore.backends.device.placement import TablePlaces, place, place_fill
-from gpustore.backends.device.recorded_chunks import keep_tables
+from gpustore.backends.device.recorded_chunks import decode_selected, keep_tables
 from gpustore.backends.device.slab import SLAB_ALIGNMENT, EncodedSlab
 from gpustore.backends.device.staging_buffer import PART_ALIGNMENT, StagingBuffer, aligned
 from gpustore.backends.native.headers import header_reader
@@ -219,6 +219,10 @@ class Submission:
         if len(encoded) < len(start):
             start, nbytes = start[encoded], nbytes[encoded]
             known = None if known is None else known.take(encoded)
+        if state[0] == CACHED_ENCODED:
+            selected = decode_selected(self._device, buffer, group, rows)
+            if selected is not None:
+                return selected
         base = buffer.address(0)
         fill = self._fill_element(group) if len(missing) else None
         found = None
