@@ -27,7 +27,7 @@ from gpustore.pipelines.read_many import merge_reads, plan_many, read_regions
 from gpustore.planning.copy_plan import CopyPlan
 from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import Operation, attributed
+from gpustore.runtime.statistics import Operation, attributed, operation_of
 
 MOST_ROWS = 1 << 20
 """Most rows of a merged plan; reads that have more together are not merged."""
@@ -66,7 +66,7 @@ class PendingRead:
         if self.future.cancelled():
             return
         try:
-            future = attributed(self.future._statistics, self.begin)
+            future = attributed(operation_of(self.future), self.begin)
         except Exception as error:
             self.promise.set_exception(error)
         else:

@@ -104,6 +104,6 @@ def _start(reads: list[_Item]) -> None:
         return
     statistics = Operation()
     for one in merged:
-        one.future._statistics = statistics
+        one.future._counted = statistics
     statistics.add(reads=len(merged), chunks_planned=sum([len(plan) for _, plan in plans]))
     read_together(merged, plans, statistics)

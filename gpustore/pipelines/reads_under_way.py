@@ -28,7 +28,7 @@ from gpustore.pipelines.merged_reads import (
 )
 from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import Operation
+from gpustore.runtime.statistics import Operation, operation_of
 
 GATHERINGS = 10
 """Most times that a worker gives way to threads that go on asking, 5 ms each."""
@@ -149,5 +149,5 @@ def _begin(reads: list[PendingRead]) -> None:
             one.alone()
         return
     shared = Operation()
-    operations = [one.future._statistics for one in reads]
+    operations = [operation_of(one.future) for one in reads]
     read_together(reads, plans, shared, before=lambda: shared.divide(operations))

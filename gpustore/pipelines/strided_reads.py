@@ -30,13 +30,15 @@ from gpustore.index_space import IndexTransform
 from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
 from gpustore.runtime.cancel_token import Cancelled, CancelToken
-from gpustore.runtime.future import Future, claim_all, epoch, finish_all, new
+from gpustore.runtime.claimed import claim_all, finish_all
+from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.statistics import (
     STATISTICS,
     Division,
     Operation,
     attributed,
     begin_amount,
+    operation_of,
 )
 
 SMALL_ROWS = 32
@@ -207,13 +209,13 @@ def _begin_together(
     if of_batch:
         shared.add(reads=len(reads), chunks_planned=chunks)
         for future in futures:
-            future._statistics = shared
+            future._counted = shared
     division = Division(0) if of_batch else Division.of_reads(futures, touched)
 
     rest = deque(reads)
     end: Callable[[Callable[[], object]], object] = call
     if is_long:  # Of others nobody sees a part.
-        operations = [shared] if of_batch else [future._statistics for future in futures]
+        operations = [shared] if of_batch else [operation_of(future) for future in futures]
         share = partial(_share, request, len(operations))
         end = begin_amount("bytes_decoded", share, operations)
 
@@ -287,7 +289,7 @@ def _follow(future: Future[Any], begin: Callable[[], Future[Any]]) -> None:
     if future._done:
         return
     try:
-        begun = attributed(future._statistics, begin)
+        begun = attributed(operation_of(future), begin)
     except Exception as error:
         future._finish(None, error)
     else:

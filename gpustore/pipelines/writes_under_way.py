@@ -38,7 +38,7 @@ from gpustore.runtime.executor import wait_at_exit
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import Future, epoch
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import Operation, attributed
+from gpustore.runtime.statistics import Operation, attributed, operation_of
 
 PLANNED_ROWS = 4096
 """Most rows of a window of one task."""
@@ -345,7 +345,7 @@ class _Task:
         try:
             token.during(lambda: attributed(shared, lambda: self._store(wanted)))
         finally:
-            shared.divide(one.commit._statistics for one in wanted)
+            shared.divide(operation_of(one.commit) for one in wanted)
             for one in writes:
                 one.leave()
 

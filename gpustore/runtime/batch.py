@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from gpustore.errors import MetadataError
 from gpustore.runtime.future import Future, epoch
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import attributed
+from gpustore.runtime.statistics import attributed, operation_of
 
 T = TypeVar("T")
 
@@ -181,7 +181,7 @@ class Batch:
         promise, future = Promise.new()
 
         def run(_: object) -> None:
-            promise.follow(attributed(future._statistics, start))
+            promise.follow(attributed(operation_of(future), start))
 
         explained = None if explain is None else lambda _: [explain()]
         self._join(object(), run, None, future, explained)

@@ -32,7 +32,7 @@ from gpustore.runtime.cores import cores
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.future import Future, epoch, new
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import CURRENT
+from gpustore.runtime.statistics import CURRENT, operation_of
 from gpustore.runtime.thread_state import thread_state
 from gpustore.runtime.uncaught import report
 
@@ -375,7 +375,7 @@ class _Group(Generic[T]):
         assert tasks is not None
         error: BaseException | None = None
         outer, RUNNING.token = RUNNING.token, self._begin(index)
-        operation, CURRENT.operation = CURRENT.operation, self.future._statistics
+        operation, CURRENT.operation = CURRENT.operation, operation_of(self.future)
         try:
             tasks[index]()
         except BaseException as raised:

@@ -27,28 +27,22 @@ import sys
 import threading
 import time
 import types
-import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, cancelled_error, is_cancelled
 from gpustore.runtime.deferred import Deferred, Runner, Task
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.statistics import (
-    CURRENT,
-    Division,
-    Operation,
-    Statistics,
-    current,
-    operation_of,
-)
+from gpustore.runtime.statistics import CURRENT, Statistics, current, operation_of
 from gpustore.runtime.thread_state import thread_state
 from gpustore.runtime.uncaught import report
 
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
+
+    from gpustore.runtime.statistics import Division, Operation
 
 T = TypeVar("T")
 
@@ -60,9 +54,8 @@ _CALL_RESULT: Final = "call .result() first, or await it"
 
 _epoch = 0  # number of forks since gpustore was imported
 
-# One lock for all: it is held for a few steps, never while anything waits, and a pass over many
-# Futures takes it once. A thread may take it twice: the collector runs finalizers, which may finish
-# Futures, where objects are made.
+# One for all: a pass over many Futures takes it once, and nobody waits or calls others meanwhile.
+# A thread may take it twice: the collector runs finalizers, which may finish other Futures.
 _lock = threading.RLock()
 
 
@@ -115,9 +108,7 @@ class Future(Generic[T]):
     _early: Callable[[], tuple[T] | None] | None  # the result for a stream, if it may wait for it
     _help: Callable[[], None] | None  # does a part of the work, if any is left that has not begun
     _epoch: int | None  # epoch of the process whose threads do the work; None if any thread may
-    # Operation that the Future is a part of. As long as nobody has looked at it, it may be the kind
-    # of it, or the work that it has a part of.
-    _counted: Operation | type[Operation] | Division | None
+    _counted: Operation | type[Operation] | Division | None  # see `operation_of`
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
 
@@ -178,15 +169,7 @@ class Future(Generic[T]):
         reads that a Batch joins share one Statistics object. What other reads or writes under way
         share is divided between them when it is done. Empty for other operations.
         """
-        return self._statistics or Statistics()
-
-    @property
-    def _statistics(self) -> Operation | None:
-        return operation_of(self)
-
-    @_statistics.setter
-    def _statistics(self, operation: Operation | None) -> None:
-        self._counted = operation
+        return operation_of(self) or Statistics()
 
     def cancelled(self) -> bool:
         """Return whether the operation was cancelled."""
@@ -334,10 +317,11 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         """Show the state, and the result or the kind of operation."""
         if not self._done:
-            operation = self._statistics
+            operation = operation_of(self)
             kind = "operation" if operation is None else operation.kind
             state = "not begun" if self._deferred is not None else "under way"
-            return f"<gpustore.Future of {_article(kind)}, {state}: call .result()>"
+            article = "an" if kind[0] in "aeiou" else "a"
+            return f"<gpustore.Future of {article} {kind}, {state}: call .result()>"
         if self._error is _CANCELLED:
             return "<gpustore.Future, cancelled>"
         if self._error is not None:
@@ -372,24 +356,12 @@ class Future(Generic[T]):
             claimed, self._deferred = self._deferred, None
         return claimed
 
-    def _fail_at_once(self, error: BaseException) -> bool:
-        """Fail unless somebody holds the lock or is to be called; return whether that is so."""
-        if self._callbacks or not _lock.acquire(blocking=False):
-            return False
-        was_done = self._done
-        if not was_done:
-            self._error, self._done = error, True
-        _lock.release()
-        if not was_done:
-            self._announce()
-        return True
-
     def _run(self, fn: Callable[[], T | Future[T]] | None) -> None:
         """Call `fn` and finish with what it returns or raises."""
         if self._done or fn is None:
             return
         outer, RUNNING.token = RUNNING.token, CancelToken(self.cancelled)
-        operation, CURRENT.operation = CURRENT.operation, self._statistics
+        operation, CURRENT.operation = CURRENT.operation, operation_of(self)
         error: BaseException | None = None
         try:
             value = fn()
@@ -520,7 +492,7 @@ class Future(Generic[T]):
         woken = False
         end = math.inf if seconds < 0 else time.monotonic() + seconds
         try:
-            while not woken and (left := end - time.monotonic()) > 0:
+            while not woken and not self._done and (left := end - time.monotonic()) > 0:
                 woken = waiter.acquire(timeout=min(left, _SIGNAL_S))
         finally:
             if not woken:
@@ -549,38 +521,6 @@ def new(epoch: int | None = None) -> Future[Any]:
     return self
 
 
-def claim_all(
-    futures: Iterable[weakref.ref[Future[Any]]], claimed: list[tuple[Any, Future[Any]]]
-) -> None:
-    """Claim the deferred tasks of Futures, for threads of this process.
-
-    Tasks that nobody has claimed before are appended to `claimed` together with their Futures, each
-    before it is claimed: whenever Ctrl-C comes, the caller has all that are.
-    """
-    with _lock:
-        for reference in futures:
-            future = reference()
-            if future is not None and (task := future._deferred) is not None:
-                claimed.append((task, future))
-                future._deferred = None
-                future._epoch = _epoch
-
-
-def finish_all(claimed: Iterable[tuple[Any, Future[Any]]]) -> None:
-    """Finish Futures of claimed tasks, each with ``task.result``, unless they are done."""
-    heard = []
-    with _lock:
-        for task, future in claimed:
-            if future._callbacks or future._waiters:
-                heard.append((task, future))
-            elif not future._done:
-                future._value = task.result
-                future._done = True
-                future._help = None
-    for task, future in heard:
-        future._finish(task.result, None)
-
-
 def ready(value: T) -> Future[T]:
     """Return a Future that is done with `value`.
 
@@ -604,10 +544,6 @@ def failed(error: BaseException) -> Future[Any]:
 def epoch() -> int:
     """Return the number of forks between this process and the one that imported gpustore."""
     return _epoch
-
-
-def _article(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _joined(present: list[T] | None, added: list[T]) -> list[T]:

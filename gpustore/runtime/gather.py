@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import attributed
+from gpustore.runtime.statistics import attributed, operation_of
 
 _FEW: Final = 2
 """Most deferred tasks that the thread which asks for the result does alone."""
@@ -59,7 +59,7 @@ def gather(
             for future in futures:
                 future.result()
             _count(gathered, futures)
-            promise.set_result(attributed(gathered._statistics, result))
+            promise.set_result(attributed(operation_of(gathered), result))
         except BaseException as error:
             promise.set_exception(error)
 
@@ -76,10 +76,9 @@ def gather(
 
 def _count(gathered: Future[Any], futures: Sequence[Future[Any]]) -> None:
     """Add the work of operations that counted for others, as those of a Batch do."""
-    own = gathered._statistics
+    own = operation_of(gathered)
     if own is None:
         return
-    others = {id(one._statistics): one._statistics for one in futures}
-    for other in others.values():
+    for other in dict.fromkeys(map(operation_of, futures)):
         if other is not None and other is not own:
             own.add(**other.snapshot())

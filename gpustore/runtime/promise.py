@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import gpustore.runtime.future as futures
 from gpustore.runtime.future import Future, new
 
 T = TypeVar("T")
@@ -73,7 +74,16 @@ class Promise(Generic[T]):
             return
         future = self._future
         error = ValueError("UNKNOWN: the promise was dropped before it was given a result")
-        # The garbage collector may call this on a thread that holds any of our locks. So: no
-        # waiting for a lock and no callbacks here; a new thread does what cannot be done at once.
-        if not future._fail_at_once(error):
+        # The garbage collector may call this on a thread that holds any of our locks, in the middle
+        # of a change of this very Future. So: no waiting for a lock and no callbacks here; a new
+        # thread does what cannot be done at once.
+        lock: Any = futures._lock
+        if not future._callbacks and not lock._is_owned() and lock.acquire(blocking=False):
+            dropped = not future._done
+            if dropped:
+                future._error, future._done = error, True
+            lock.release()
+            if dropped:
+                future._announce()
+        else:
             threading.Thread(target=future._finish, args=(None, error), daemon=True).start()

@@ -318,7 +318,10 @@ def current() -> Operation | None:
 
 
 def operation_of(future: Any) -> Operation | None:
-    """Return the operation that a Future is a part of, which is made now if nobody has seen it."""
+    """Return the operation that a Future is a part of, which is made now if nobody has seen it.
+
+    Until then the Future knows its kind or, once it has begun with others, the Division.
+    """
     with _lock:
         counted = future._counted
         if isinstance(counted, type):

@@ -9,7 +9,7 @@ from typing import Any
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
-from gpustore.runtime.statistics import attributed
+from gpustore.runtime.statistics import attributed, operation_of
 
 
 def then(
@@ -51,9 +51,9 @@ def then(
 
     def run(done: Future[Any]) -> None:
         # A batch replaces the statistics by those of all reads that it merged.
-        result._statistics = done._statistics
+        operation = result._counted = operation_of(done)
         try:
-            promise.set_result(attributed(done._statistics, lambda: convert(done.result())))
+            promise.set_result(attributed(operation, lambda: convert(done.result())))
         except BaseException as error:
             promise.set_exception(error)
 

@@ -20,7 +20,7 @@ from gpustore.backends.native import library
 from gpustore.backends.native.request import Request
 from gpustore.errors import CorruptChunkError
 from gpustore.pipelines import strided_reads
-from gpustore.runtime.future import claim_all, finish_all
+from gpustore.runtime.claimed import claim_all, finish_all
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
     chunk_files,

@@ -20,6 +20,7 @@ import pytest
 import tensorstore
 
 import gpustore
+import gpustore.runtime.future as futures
 from gpustore.runtime.cancel_token import CancelToken
 from gpustore.runtime.executor import Executor
 from gpustore.runtime.future import Future, failed, new, ready
@@ -306,6 +307,16 @@ def test_dropped_promise_in_a_cycle_with_callbacks():
     gc.collect()
     assert called.wait(100)
     assert isinstance(future.exception(), ValueError)
+
+
+def test_a_promise_dropped_by_a_thread_that_holds_the_lock_fails_afterwards():
+    """As the collector may drop it, in the middle of a change of its Future."""
+    promise, future = Promise.new()
+    with futures._lock:
+        del promise
+        assert not future._done
+    with pytest.raises(ValueError, match=r"^UNKNOWN: "):
+        future.result(timeout=60)
 
 
 def test_promise_follows_a_future():
