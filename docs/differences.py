@@ -10,7 +10,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -587,6 +590,49 @@ def shards_of_another_shape(api: ModuleType, folder: Path) -> object:
     return api.open(spec, create=True, **options).result().chunk_layout.write_chunk.shape
 
 
+def opened_to_write(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.open({"driver": "array", "array": 1, "dtype": "int8"}, read=False).result().mode
+
+
+def range_of_a_plain_server(api: ModuleType, folder: Path) -> object:
+    (folder / "a").write_bytes(b"0123456789")
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
+    handler.func.log_message = lambda *_: None
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        store = api.KvStore.open(f"http://127.0.0.1:{server.server_port}/").result()
+        try:
+            return store.read("a", byte_range=slice(2, 5)).result().value
+        finally:
+            server.shutdown()
+
+
+def condition_of_an_archive(api: ModuleType, folder: Path) -> object:
+    store = api.KvStore.open(f"file://{folder}/a.zip|zip:").result()
+    store["a"] = b"1"
+    store.write("a", b"2", if_equal=b"another").result()
+    return store["a"]
+
+
+def empty_key_of_an_archive(api: ModuleType, folder: Path) -> object:
+    store = api.KvStore.open(f"file://{folder}/a.zip|zip:").result()
+    store["a"] = b"1"
+    return store[""]
+
+
+def labels_beside_a_shape(api: ModuleType, folder: Path) -> object:
+    metadata = {"shape": [3], "dtype": "|u1", "chunks": [3]}
+    spec = {"driver": "zarr", "kvstore": f"file://{folder}/", "metadata": metadata}
+    api.open(spec, create=True).result()
+    return api.open(spec, domain=api.IndexDomain(labels=["x"])).result().domain
+
+
+def codec_of_json(api: ModuleType, folder: Path) -> object:
+    del folder
+    api.Spec(ZARR).update(codec={"driver": "zarr3"}, shape=3)
+
+
 def module_of_classes(api: ModuleType, folder: Path) -> object:
     del folder
     return api.KvStore.Spec.__module__
@@ -845,6 +891,24 @@ DIFFERENCES = (
     Difference("a path without `file://`", opened_by_path, "a path is the most frequent place"),
     Difference("relative path in a URL", relative_file_url, "documents of TensorStore have such"),
     Difference("a context given as JSON", context_of_json, "one object less to make"),
+    Difference("a codec or chunk layout given as JSON, one extent", codec_of_json, "the same"),
+    Difference("mode of `open(read=False)`", opened_to_write, "what is not asked for is not there"),
+    Difference(
+        "range of bytes of a server that ignores ranges",
+        range_of_a_plain_server,
+        "they are in the value that it sends",
+    ),
+    Difference(
+        "write to a zip archive on a condition that does not hold",
+        condition_of_an_archive,
+        "TensorStore passes over conditions there",
+    ),
+    Difference("empty key in a zip archive", empty_key_of_an_archive, "no member has such a name"),
+    Difference(
+        "domain of an array of Zarr v2 opened with labels",
+        labels_beside_a_shape,
+        "as without the metadata in the spec",
+    ),
     Difference("`storage_statistics` of a stack", stored_layers, "those of its layers, together"),
     Difference("`dtype == object`", compared_dtype, "a comparison must not fail"),
     Difference("2.5 written to integers", float_to_integers, "the fraction would be lost silently"),
@@ -1241,7 +1305,8 @@ def outcome(program: Callable[[ModuleType, Path], object], api: ModuleType, fold
     """Return the outcome of a program as text: its result, or the type and text of its error."""
     folder.mkdir()
     try:
-        text = repr(program(api, folder)).removeprefix("'").removesuffix("'")
+        found = program(api, folder)
+        text = repr(found)[1:-1] if isinstance(found, str) else repr(found)
     except Exception as error:
         words = " ".join(str(error).partition(" [tensorstore_")[0].split())
         text = f"{type(error).__name__}: {words}" if words else type(error).__name__

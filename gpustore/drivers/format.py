@@ -292,7 +292,7 @@ class ArrayDescription:
         if not same:
             raise MismatchError(
                 f"Invalid fill_value: schema requires fill value of {wanted}, but metadata "
-                f"specifies fill value of {'null' if found is None else found}",
+                f"specifies {'no fill value' if found is None else f'fill value of {found}'}",
                 status=words.status,
             )
 

@@ -252,6 +252,12 @@ class Zarr2Format(MetadataMember):
             if fill is not None:
                 with prefixing("Invalid fill_value"):
                     fill = fill_to_element(fill, stored, component, v2_dtype_to_json(stored))
+        elif fill is None and merged.fill_value is not None:
+            raise MismatchError(
+                f"Invalid fill_value: schema requires fill value of {merged.fill_value}, but "
+                f"metadata specifies no fill value",
+                status="",
+            )
         separator = constraints.dimension_separator
         compressor, filters = _completed(merged.codec)
         if is_object(dtype) and filters is None and isinstance(constraints.filters, Unset):

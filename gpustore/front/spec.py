@@ -35,7 +35,7 @@ from gpustore.index_space.view import IndexedView
 from gpustore.kvstores.kvstore import KvStore
 from gpustore.kvstores.spec import path_spec
 from gpustore.runtime.context import Context, definitions
-from gpustore.runtime.keyword_argument import set_keywords
+from gpustore.runtime.keyword_argument import as_float, set_keywords
 from gpustore.runtime.transaction import Transaction
 from gpustore.schema import Schema
 from gpustore.schema.chunk_layout import ChunkLayout
@@ -139,7 +139,7 @@ class Spec(IndexedView):
         open_mode : OpenMode, optional
             Replaces the open mode.
         open, create, delete_existing, assume_metadata, assume_cached_metadata : bool, optional
-            Any of them replaces the open mode as a whole.
+            Those that are true replace the open mode as a whole, or are added to `open_mode`.
         kvstore : KvStore.Spec or KvStore, optional
             Kvstore of a spec that has none.
         context : Context, Context.Spec or dict, optional
@@ -173,11 +173,9 @@ class Spec(IndexedView):
             return
         unbind, strip = given.pop("unbind_context", False), given.pop("strip_context", False)
         mode = given.pop("open_mode", None)
-        flags = {name: bool(given.pop(name)) for name in MODE_FLAGS if name in given}
-        if flags:
-            mode = OpenMode(**flags)
-        elif mode is not None:
-            mode = replace(mode)
+        flags = {name: True for name in MODE_FLAGS if given.pop(name, False)}
+        if flags or mode is not None:
+            mode = replace(mode or OpenMode(), **flags)
         schema = {name: given.pop(name) for name in _SCHEMA_KEYWORDS if name in given}
         driver = self._driver
         if mode is not None and _is_stack(driver):
@@ -541,7 +539,12 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _option_setter(name: str) -> Callable[[dict[str, Any], Any], None]:
-    return lambda options, value: options.update({name: from_python(value)})
+    def set_option(options: dict[str, Any], value: Any) -> None:
+        if name != "device" and value != "open":
+            as_float(value)  # Raises TypeError.
+        options[name] = from_python(value)
+
+    return set_option
 
 
 _OPTION_SETTERS = {

@@ -145,6 +145,17 @@ def test_zarr2_undefined_fill_value():
         assert sorted(kvstore.list().result()) == [b".zarray", b"0"]
 
 
+def test_zarr2_fill_value_beside_null_is_refused():
+    metadata = {"dtype": "|i1", "fill_value": None}
+    spec = {"driver": "zarr2", "kvstore": "memory://", "metadata": metadata}
+    words = []
+    for library in (gpustore, ts):
+        with pytest.raises(ValueError, match="fill value of 3") as caught:
+            library.open(spec, create=True, shape=[3], fill_value=3).result()
+        words.append(str(caught.value).partition(" [")[0])
+    assert words[0] == words[1]
+
+
 @pytest.mark.parametrize("driver", ["zarr2", "zarr3", "n5"])
 def test_codec_of_another_driver(driver):
     other = {"zarr2": "zarr3", "zarr3": "zarr", "n5": "zarr3"}[driver]

@@ -166,6 +166,8 @@ UPDATES = {
     "units": {"dimension_units": ["4nm", None]},
     "minimal": {"minimal_spec": True},
     "recheck": {"recheck_cached_data": False},
+    "mode": {"open_mode": "create", "open": True, "delete_existing": False},
+    "no mode": {"open": False, "create": False},
     "contradiction": {"dtype": "uint8", "rank": 33},
 }
 
@@ -174,7 +176,7 @@ UPDATES = {
     ("base", "name"),
     [
         (base, name)
-        for base in ("memory://x|zarr3:", "memory://x|zarr2:")
+        for base in ("memory://x|zarr3:", "memory://x|zarr2:", ZARR3 | {"create": True})
         for name in UPDATES
         # TensorStore refuses units for zarr2 only when it opens.
         if (base, name) != ("memory://x|zarr2:", "units")
@@ -186,6 +188,8 @@ def test_update_is_that_of_tensorstore(base, name):
         if "chunk_shape" in keywords:
             shape = keywords.pop("chunk_shape")
             keywords["chunk_layout"] = library.ChunkLayout(chunk_shape=shape)
+        if "open_mode" in keywords:
+            keywords["open_mode"] = library.OpenMode(**{keywords["open_mode"]: True})
         if "dtype" in keywords:
             keywords["dtype"] = library.dtype(keywords["dtype"])
         spec = library.Spec(base)
@@ -303,6 +307,13 @@ def test_kvstore_is_given_once():
     assert spec.url == "memory://a/|zarr3:"
     with pytest.raises(gpustore.MetadataError, match="already specified"):
         spec.update(kvstore=gpustore.KvStore.Spec("memory://b"))
+
+
+@pytest.mark.parametrize("library", [gpustore, ts])
+@pytest.mark.parametrize("value", ["never", [], {}])
+def test_wrong_condition_for_caches_is_a_type_error(library, value):
+    with pytest.raises(TypeError, match="Invalid recheck_cached_data"):
+        library.Spec("memory://a|zarr3:").update(recheck_cached_data=value)
 
 
 def test_unknown_keyword_is_a_type_error():

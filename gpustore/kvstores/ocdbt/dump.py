@@ -17,6 +17,7 @@ from gpustore.kvstores.ocdbt.columns import UINT64_MAX
 from gpustore.kvstores.ocdbt.location import MAX_OFFSET, DataFile, Location, is_safe
 from gpustore.kvstores.ocdbt.node import Leaf
 from gpustore.kvstores.ocdbt.version_tree import Version
+from gpustore.strict_json.member_order import ordered
 from gpustore.strict_json.parsing import quote
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def dump(database: Database, node: str | None) -> Any:
         if manifest is None:
             where = database.base.driver.describe(database.base.path)
             raise NotFoundError(f"Manifest not found: there is no OCDBT database at {where}")
-        return _manifest(manifest)
+        return ordered(_manifest(manifest))
     kind, location = _parse(node)
     if kind == _VALUE:
         return bytes(database.value(location))
     if kind == _BTREE_NODE:
-        return _btree_node(database.any_node(location))
-    return _version_node(database.any_version_node(location))
+        return ordered(_btree_node(database.any_node(location)))
+    return ordered(_version_node(database.any_version_node(location)))
 
 
 def _parse(reference: str) -> tuple[str, Location]:
