@@ -633,6 +633,11 @@ def codec_of_json(api: ModuleType, folder: Path) -> object:
     api.Spec(ZARR).update(codec={"driver": "zarr3"}, shape=3)
 
 
+def list_of_a_server(api: ModuleType, folder: Path) -> None:
+    del folder
+    api.KvStore.open("http://a/").result().list().result()
+
+
 def module_of_classes(api: ModuleType, folder: Path) -> object:
     del folder
     return api.KvStore.Spec.__module__
@@ -1151,6 +1156,11 @@ DIFFERENCES = (
         "several wrong members of a spec",
         two_wrong_members,
         "one of them is named; which one depends on the order of the checks",
+    ),
+    Difference(
+        "words of further errors, for instance of a list of keys",
+        list_of_a_server,
+        "they name the driver, the file or the place of what is wrong",
     ),
     Difference(
         "refused resizing (begin of the message)",
