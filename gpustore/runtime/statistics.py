@@ -151,7 +151,8 @@ class Division:
         at keep the division until somebody does.
         """
         division = Division(len(futures))
-        division._futures = numbers("q", map(id, futures))
+        # From a list, of which an array is made in half the time.
+        division._futures = numbers("q", [id(future) for future in futures])
         division._chunks = numbers("q", chunks)
         with _lock:
             _add(STATISTICS._counts, {"reads": len(chunks), "chunks_planned": sum(chunks)})
