@@ -1,8 +1,8 @@
 """Rows of elements for tests: views of arrays, as a plan window would describe them."""
 
 import dataclasses
-import functools
 import math
+import random
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,10 +10,8 @@ import numpy as np
 from gpustore.device.kernels.launch import Listed
 from gpustore.device.kernels.run import Rows
 
-# Hypothesis examines a strategy each time that it is made: those of a draw are made once.
-integers = functools.cache(st.integers)
-permutations = functools.cache(st.permutations)
-booleans = st.booleans()
+# One number is drawn, of which all others of a case are made: to draw each would take longer.
+seeds = st.integers(0, 2**32 - 1)
 
 ITEMSIZES = (*range(1, 17), 24)
 
@@ -63,7 +61,7 @@ class Case:
         return dst
 
 
-def _place(draw, full, item, shape, perm, step, negative):
+def _place(choose, full, item, shape, perm, step, negative):
     """Start and strides of a view of `shape` in an array of `full` with this order of axes."""
     strides = [0] * len(full)
     reach = item
@@ -74,7 +72,7 @@ def _place(draw, full, item, shape, perm, step, negative):
     out = []
     for axis, extent in enumerate(full):
         room = extent - ((shape[axis] - 1) * step[axis] + 1)
-        first = draw(integers(0, room))
+        first = choose.randint(0, room)
         stride = strides[axis] * step[axis]
         if negative[axis]:
             first += (shape[axis] - 1) * step[axis]
@@ -84,43 +82,47 @@ def _place(draw, full, item, shape, perm, step, negative):
     return start, tuple(out), reach
 
 
-@st.composite
-def cases(draw, max_items=2000, max_rank=5, units=True, sizes=None):
+def cases(**limits):
+    """Cases; what may be given is that of `_case`."""
+    return seeds.map(lambda seed: _case(random.Random(seed), **limits))
+
+
+def _case(choose, max_items=2000, max_rank=5, units=True, sizes=None):
     """`sizes`: bytes of an element in src and in dst, where they differ."""
-    rank = draw(integers(0, max_rank))
-    itemsize = sizes[0] if sizes else draw(st.sampled_from(ITEMSIZES))
-    unit = draw(st.sampled_from([u for u in (1, 2, 4, 8) if itemsize % u == 0])) if units else 1
-    n = draw(integers(1, 4))
+    rank = choose.randint(0, max_rank)
+    itemsize = sizes[0] if sizes else choose.choice(ITEMSIZES)
+    unit = choose.choice([u for u in (1, 2, 4, 8) if itemsize % u == 0]) if units else 1
+    n = choose.randint(1, 4)
     longest = max(1, min(70, math.floor(max_items ** (1 / max(rank, 1)))))
-    chunk = tuple(draw(integers(1, longest)) for _ in range(rank))
-    reversals = st.lists(booleans, min_size=rank, max_size=rank)
-    steps = st.lists(st.sampled_from([1, 1, 1, 2, 3]), min_size=rank, max_size=rank)
-    order = permutations(range(rank))
+    chunk = tuple(choose.randint(1, longest) for _ in range(rank))
     layouts = []
-    per_row = draw(booleans)
+    per_row = choose.choice([False, True])
     for side in range(2):
-        pad = draw(st.sampled_from([0, 0, 1, 3, 4, 8]))
+        pad = choose.choice([0, 0, 1, 3, 4, 8])
         layouts.append([])
         for row in range(n):
             if row == 0 or per_row:
-                extra = tuple(draw(integers(0, 2)) for _ in range(rank))
+                extra = tuple(choose.randint(0, 2) for _ in range(rank))
                 item = (sizes[side] if sizes else itemsize) + pad
-                layout = (item, draw(order), draw(steps), draw(reversals), extra)
+                order = choose.sample(range(rank), rank)
+                steps = choose.choices([1, 1, 1, 2, 3], k=rank)
+                reversals = choose.choices([False, True], k=rank)
+                layout = (item, order, steps, reversals, extra)
             layouts[side].append(layout)
     shapes = [
-        tuple(draw(integers(1, size)) if draw(booleans) else size for size in chunk)
+        tuple(choose.randint(1, size) if choose.choice([False, True]) else size for size in chunk)
         for _ in range(n)
     ]
     sides, ends = [], []
     for side in range(2):
         places = []
-        end = draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8]))
+        end = choose.choice([0, 0, 0, 1, 2, 4, 8])
         for shape, (item, perm, step, negative, extra) in zip(shapes, layouts[side], strict=True):
             full = [(c - 1) * s + 1 + e for c, s, e in zip(chunk, step, extra, strict=True)]
-            start, strides, reach = _place(draw, full, item, shape, perm, step, negative)
+            start, strides, reach = _place(choose, full, item, shape, perm, step, negative)
             places.append((end + start, shape, strides))
             end += reach
-            if draw(booleans):
+            if choose.choice([False, True]):
                 end += -end % 16
         sides.append(places)
         ends.append(end)
@@ -178,23 +180,26 @@ class ListedCase:
         return dst
 
 
-@st.composite
-def listed_cases(draw):
+def listed_cases():
     """Cases whose elements are copied to several places, from several places."""
-    case = draw(cases(max_items=60, max_rank=3))
-    dims = draw(integers(1, 2))
+    return seeds.map(lambda seed: _listed_case(random.Random(seed)))
+
+
+def _listed_case(choose):
+    case = _case(choose, max_items=60, max_rank=3)
+    dims = choose.randint(1, 2)
     lists, patterns = [], []
     src_room, dst_room = case.src_nbytes, case.dst_nbytes
     for _ in range(dims):
         # Copies of the whole of dst lie behind each other, so that no byte is written twice.
-        count = draw(integers(1, 5))
-        places = draw(permutations(range(count)))
-        step = draw(st.sampled_from([1, 2, 4, 8]))
+        count = choose.randint(1, 5)
+        places = choose.sample(range(count), count)
+        step = choose.choice([1, 2, 4, 8])
         dst_step = dst_room + -dst_room % step
-        src_offsets = [step * draw(integers(0, 9)) for _ in range(count)]
+        src_offsets = [step * choose.randint(0, 9) for _ in range(count)]
         rows = []
         for _ in case.dst:
-            length = draw(integers(1, count))
+            length = choose.randint(1, count)
             rows.append(
                 (
                     np.array(src_offsets[:length], np.int64),
@@ -202,7 +207,7 @@ def listed_cases(draw):
                 )
             )
         lists.append(rows)
-        patterns.append(draw(booleans))
+        patterns.append(choose.choice([False, True]))
         src_room += max(src_offsets)
         dst_room += (count - 1) * dst_step
     case.src_nbytes, case.dst_nbytes = src_room, dst_room
