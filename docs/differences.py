@@ -597,9 +597,12 @@ def opened_to_write(api: ModuleType, folder: Path) -> object:
 
 def range_of_a_plain_server(api: ModuleType, folder: Path) -> object:
     (folder / "a").write_bytes(b"0123456789")
-    handler = partial(SimpleHTTPRequestHandler, directory=folder)
-    handler.func.log_message = lambda *_: None
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         store = api.KvStore.open(f"http://127.0.0.1:{server.server_port}/").result()
         try:

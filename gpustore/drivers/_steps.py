@@ -302,8 +302,9 @@ class Steps:
             validate(self.format, constraints, metadata)
         try:
             description = described(self.format, metadata, self.setting.limits)
-        except GpustoreError:
-            with self.file.blamed(), prefixing(f"Error reading {self.file.name}"):
+        except GpustoreError as error:
+            status = error.status or "FAILED_PRECONDITION"
+            with self.file.blamed(), prefixing(f"Error reading {self.file.name}", status=status):
                 raise
         description.check(self.spec.constraints, self.format.words)
         return description

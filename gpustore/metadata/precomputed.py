@@ -169,7 +169,7 @@ class PrecomputedMetadata(ArrayMetadata):
         members.take_str("@type", _TYPE, choices=(_TYPE,))
         type_ = members.take_str("type")
         dtype = members.take_with("data_type", _data_type)
-        channels = members.take_int("num_channels", 1)
+        channels = members.take_int("num_channels", 1, 2**31 - 1)
 
         def scales(value: JsonValue) -> tuple[Scale, ...]:
             found = []

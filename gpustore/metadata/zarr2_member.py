@@ -27,7 +27,6 @@ from gpustore.strict_json.parsing import (
     Members,
     Required,
     at_position,
-    expect_list,
     expect_object,
     expect_str,
     in_member,
@@ -147,10 +146,11 @@ def _codec(value: JsonValue) -> Codec:
 def _filters(value: JsonValue, limits: Limits) -> tuple[Codec, ...] | None:
     if value is None:
         return None
+    if not isinstance(value, list):
+        raise MetadataError(f"Expected null or array, but received: {text(value)}")
     filters = []
-    elements = expect_list(value)
-    limits.check("codecs", len(elements), "Filters")
-    for index, element in enumerate(elements):
+    limits.check("codecs", len(value), "Filters")
+    for index, element in enumerate(value):
         with at_position(index):
             filters.append(_codec(element))
     return tuple(filters) or None

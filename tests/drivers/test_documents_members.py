@@ -145,6 +145,29 @@ def test_zarr2_undefined_fill_value():
         assert sorted(kvstore.list().result()) == [b".zarray", b"0"]
 
 
+@pytest.mark.parametrize(
+    ("driver", "members"),
+    [
+        *(("zarr3", {"codecs": one}) for one in ([], [{"name": "x"}], [{"name": "bytes"}] * 2)),
+        ("zarr2", {"compressor": {"id": "x"}}),
+        ("zarr2", {"filters": 5}),
+        ("neuroglancer_precomputed", {"num_channels": 0}),
+    ],
+    ids=str,
+)
+def test_wrong_stored_members_are_told_as_by_tensorstore(driver, members, tmp_path):
+    spec = {"driver": driver, "kvstore": f"file://{tmp_path}/"}
+    gpustore.open(spec, create=True, dtype="uint8", shape=[3, 3, 3, 1]).result()
+    (document,) = tmp_path.iterdir()
+    document.write_text(json.dumps(json.loads(document.read_text()) | members))
+    words = []
+    for library in (gpustore, ts):
+        with pytest.raises(ValueError, match="Error reading") as caught:
+            library.open(spec).result()
+        words.append(str(caught.value).partition(" [tensorstore_spec")[0])
+    assert words[0].startswith(words[1])
+
+
 def test_zarr2_fill_value_beside_null_is_refused():
     metadata = {"dtype": "|i1", "fill_value": None}
     spec = {"driver": "zarr2", "kvstore": "memory://", "metadata": metadata}
