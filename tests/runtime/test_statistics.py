@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpustore
+from gpustore.runtime.future import new
 from gpustore.runtime.statistics import (
     COUNTERS,
     CURRENT,
     STATISTICS,
     Operation,
     Statistics,
+    WriteOperation,
     attributed,
     begin_amount,
     current,
@@ -59,6 +61,20 @@ def test_an_operation_within_another_is_a_part_of_it():
     with pytest.raises(ZeroDivisionError):
         operation(lambda: 1 / 0)
     assert CURRENT.operation is None
+
+
+def test_futures_of_one_operation_have_one_statistics_although_it_is_made_late():
+    def begin():
+        first = new()
+        STATISTICS.add(reads=1)
+        return first, new()
+
+    first, second = operation(begin)
+    assert first.statistics is second.statistics
+    assert first.statistics.snapshot() == {"reads": 1}
+    outer, inner = operation(lambda: (new(), operation(new)), WriteOperation)
+    assert inner.statistics is outer.statistics
+    assert inner.statistics.kind == "write"
 
 
 def test_work_under_way_is_counted_before_it_ends():
