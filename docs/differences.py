@@ -603,7 +603,7 @@ def range_of_a_plain_server(api: ModuleType, folder: Path) -> object:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         store = api.KvStore.open(f"http://127.0.0.1:{server.server_port}/").result()
         try:
             return store.read("a", byte_range=slice(2, 5)).result().value

@@ -182,8 +182,11 @@ class Spec(IndexedView):
             driver, mode = driver.updated(open_mode=mode), None
         if schema:
             constraints = constraints_of(schema, driver.schema, _innermost(driver).id)
-            if self._transform is not None:
-                constraints = constraints.inverse_transformed(self._transform)
+            transform = self._transform
+            if transform is None and constraints.rank is not None:
+                transform = self.transform  # That of the domain, if it is known.
+            if transform is not None:
+                constraints = constraints.inverse_transformed(transform)
             driver = driver.updated(schema=constraints)
         if "kvstore" in given:
             kvstore = given.pop("kvstore")

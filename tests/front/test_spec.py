@@ -176,7 +176,10 @@ UPDATES = {
     ("base", "name"),
     [
         (base, name)
-        for base in ("memory://x|zarr3:", "memory://x|zarr2:", ZARR3 | {"create": True})
+        for base in (
+            *("memory://x|zarr3:", "memory://x|zarr2:", ZARR3 | {"create": True}),
+            ZARR3 | {"metadata": {"shape": [3]}},
+        )
         for name in UPDATES
         # TensorStore refuses units for zarr2 only when it opens.
         if (base, name) != ("memory://x|zarr2:", "units")
