@@ -86,7 +86,7 @@ def dump(base: KvStore, node: str | None = None, *, context: Context | None = No
     >>> versions[-1]["generation_number"]
     2
     >>> dump(store.base, versions[-1]["root"]["location"]).result()["entries"]
-    [{'key': b'a', 'inline_value': b'value'}]
+    [{'inline_value': b'value', 'key': b'a'}]
     """
     if not isinstance(base, KvStore):
         raise TypeError(f"base: expected a KvStore, but received: {base!r:.200}")
