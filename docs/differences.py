@@ -293,6 +293,30 @@ def keys_below_a_file(api: ModuleType, folder: Path) -> object:
     return api.KvStore.open(f"file://{folder}/a/").result().list().result()
 
 
+def atomic_and_repeatable(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Transaction(atomic=True, repeatable_read=True).atomic
+
+
+def conditional_deletion(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = api.KvStore.open("memory://").result()
+    store["key"] = b"1"
+    transaction = api.Transaction()
+    store.with_transaction(transaction).write("key", None, if_equal=b"other").result()
+    transaction.commit_sync()
+    return store.list().result()
+
+
+def part_of_a_deleted_range(api: ModuleType, folder: Path) -> object:
+    del folder
+    store = api.KvStore.open("memory://|ocdbt:").result()
+    store["key"] = b"1"
+    staged = store.with_transaction(api.Transaction())
+    staged.delete_range(api.KvStore.KeyRange("", "x")).result()
+    return staged.list(api.KvStore.KeyRange("a", "b")).result()
+
+
 def pickled_memory(api: ModuleType, folder: Path) -> object:
     del folder
     store = made(api)
@@ -964,6 +988,21 @@ DIFFERENCES = (
         "as other kvstores do",
     ),
     Difference("list below a file", keys_below_a_file, "no key is there"),
+    Difference(
+        "`atomic` of a transaction that is `repeatable_read`, too",
+        atomic_and_repeatable,
+        "it is what was asked for",
+    ),
+    Difference(
+        "deletion in a transaction whose condition does not hold",
+        conditional_deletion,
+        "TensorStore deletes the key all the same",
+    ),
+    Difference(
+        "list of a part of a range that a transaction has deleted in a database",
+        part_of_a_deleted_range,
+        "TensorStore lists keys outside of it",
+    ),
     Difference(
         "pickle of an array in memory", pickled_memory, "the elements would be lost silently"
     ),

@@ -82,6 +82,7 @@ def staged_write(
     planned = writes.planned(transform, source, transaction)
 
     def stage() -> None:
+        transaction._check_open()
         for overlayer, layers in planned:
             store.lay(overlayer, layers)
 

@@ -92,6 +92,8 @@ class StridedRead:
     out: HostMemory | None
     result: Any
 
+    begins_when_polled = True
+
     @property
     def memory(self) -> HostMemory:
         """Memory of the array that is filled."""

@@ -20,6 +20,10 @@ class Deferred(Protocol):
     """A task that has not begun, as its Future needs it."""
 
     @property
+    def begins_when_polled(self) -> bool:
+        """Whether it begins when somebody asks if it is done."""
+
+    @property
     def now(self) -> Callable[[], Any]:
         """Does the task on this thread; returns its result, or a Future of it."""
 
@@ -30,11 +34,12 @@ class Deferred(Protocol):
 class Task:
     """A deferred call of a function."""
 
-    __slots__ = ("_executor", "now")
+    __slots__ = ("_executor", "begins_when_polled", "now")
 
-    def __init__(self, now: Callable[[], Any], executor: Runner) -> None:
+    def __init__(self, now: Callable[[], Any], executor: Runner, begins_when_polled: bool) -> None:
         self.now = now
         self._executor = executor
+        self.begins_when_polled = begins_when_polled
 
     def begin(self, future: Any, /) -> None:
         """Let the executor finish `future`."""

@@ -129,6 +129,8 @@ class Future(Generic[T]):
         fn: Callable[[], T | Future[T]],
         executor: Runner,
         early: Callable[[], tuple[T] | None] | None = None,
+        *,
+        begins_when_polled: bool = True,
     ) -> Future[T]:
         """Return a Future for a small task that runs when its result is asked for.
 
@@ -141,18 +143,21 @@ class Future(Generic[T]):
             Runs `fn` unless a caller of ``result()`` runs it.
         early : callable, optional
             Called by :meth:`on_stream` once the task has begun; see :meth:`Promise.offer`.
+        begins_when_polled : bool
+            Whether :meth:`done` starts the task.
         """
         self: Future[T] = new()
-        self._deferred = Task(fn, executor)
+        self._deferred = Task(fn, executor, begins_when_polled)
         self._early = early
         return self
 
     def done(self) -> bool:
         """Return whether the operation has a result or an error, or was cancelled.
 
-        A deferred task is started, so that a loop which polls ends.
+        A deferred task is started, so that a loop which polls ends; but no commit of a transaction.
         """
-        if not self._done and self._deferred is not None:
+        task = self._deferred
+        if task is not None and task.begins_when_polled and not self._done:
             self.force()
         return self._done
 

@@ -126,17 +126,20 @@ class Transaction:
 
     @property
     def future(self) -> Future[None]:
-        """Outcome of the transaction; waiting for it starts the commit.
+        """Outcome of the transaction; waiting for it starts the commit, ``done()`` does not.
 
         It is ready when everything is stored, and fails with the error of the commit, or with
         TransactionError if the transaction was aborted.
         """
-        if self._done.done():
-            return self._done
-        future: Future[None] = Future.deferred(self.commit_async, shared())
-        self._futures = [one for one in self._futures if one() is not None]
-        self._futures.append(weakref.ref(future))
-        return future
+        with self._lock:
+            if self._done.done():
+                return self._done
+            future: Future[None] = Future.deferred(
+                self.commit_async, shared(), begins_when_polled=False
+            )
+            self._futures = [one for one in self._futures if one() is not None]
+            self._futures.append(weakref.ref(future))
+            return future
 
     # ------------------------------------------------------------------ end
 
@@ -335,14 +338,19 @@ class Transaction:
             participants = list(self._participants.values())
             self._participants.clear()
             self._made.clear()
-            futures, self._futures = self._futures, []
         for one in participants:
             one.drop()
+        self._finish_futures(error)
+        self._done._finish(None, error)
+        self._finish_futures(error)  # Those that were asked for meanwhile.
+
+    def _finish_futures(self, error: BaseException | None) -> None:
+        with self._lock:
+            futures, self._futures = self._futures, []
         for ref in futures:
             future = ref()
             if future is not None:
                 future._finish(None, error)
-        self._done._finish(None, error)
 
 
 class TransactionExecutor(Executor):

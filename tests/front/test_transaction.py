@@ -56,7 +56,8 @@ def test_writes_are_seen_inside_at_once_and_outside_after_the_commit(url, driver
     transaction.commit_async().result()
     assert (transaction.open, transaction.aborted, transaction.commit_started) == (0, 0, 1)
     assert values(store) == [1, 1, 0, 9, 0, 2, 0, 0]
-    for use in (staged.read, lambda: staged.write(1), staged.resolve):
+    nothing = staged[2:2]
+    for use in (staged.read, lambda: staged.write(1), lambda: nothing.write(1), staged.resolve):
         with pytest.raises(TransactionError, match=r"^Transaction not open \(commit already st"):
             use().result()
     assert values(staged.with_transaction(None)) == values(store)
@@ -164,6 +165,7 @@ def test_waiting_for_the_future_commits():
     store, transaction = make(), gpustore.Transaction()
     first = transaction.future
     store.with_transaction(transaction)[0] = 1
+    assert not first.done()
     assert transaction.open
     transaction.future.result()
     assert transaction.commit_started

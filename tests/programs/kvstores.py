@@ -4,7 +4,6 @@ import copy
 import math
 import pickle
 
-from tests.programs import machine
 from tests.programs.machine import Draw, Machine
 
 FORMS = ("memory", "separately", "file", "zip", "ocdbt", "kvstack")
@@ -291,7 +290,3 @@ class KvStores(Machine):
     def content(self, store):
         one = self.store(store)
         return [(key, one[key]) for key in sorted(one.list().result())]
-
-
-def outcome(library, program):
-    return machine.run(KvStores, library, program)

@@ -596,6 +596,8 @@ def test_ctrl_c_cancels_queued_work(make):
 class Interrupted:
     """A deferred task; Ctrl-C arrives when it has been claimed and has not begun."""
 
+    begins_when_polled = True
+
     @property
     def now(self):
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ one for each kvstore; its reads see the staged changes over the stored values.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,8 +197,11 @@ class TransactedKvStore(KvStoreDriver):
 
     def write_many(self, request: WriteRequest) -> WriteColumns:
         self.transaction._check_open()
+        return self._write(request, self._mismatched(request))
+
+    def _write(self, request: WriteRequest, wrong: Container[str] = ()) -> WriteColumns:
+        """Stage the writes, but those of `wrong` keys, whose conditions are not fulfilled."""
         result = WriteColumns.blank(len(request.keys))
-        wrong = self._mismatched(request)
         for i, key in enumerate(request.keys):
             try:
                 self.check_key(key)
@@ -254,8 +257,9 @@ class TransactedKvStore(KvStoreDriver):
             self.stage.lay(key, overlayer, layer)
 
     def write(self, request: WriteRequest) -> TimestampedStorageGeneration:
-        """Stage the write of one key; if its condition fails already, so does the commit."""
-        columns = self.write_many(request)
+        """Stage the write of one key; the commit fails if the condition on it does."""
+        self.transaction._check_open()
+        columns = self._write(request)
         columns.raise_first()
         generation = columns.generation[0]
         if not generation:

@@ -80,6 +80,24 @@ def test_failed_condition_fails_the_commit(url, atomic, tmp_path):
     assert store["a"] == b"other"
 
 
+@each("meets", [False, True])
+@each("url", [*TOGETHER, "file:"])
+def test_the_commit_looks_at_conditions(url, meets, tmp_path):
+    store = open_(url, tmp_path)
+    fill(store, a=b"1")
+    transaction = Transaction()
+    staged = store.with_transaction(transaction)
+    staged.write("a", b"2", if_equal=b"\x02").result()
+    assert (staged["a"], store["a"]) == (b"2", b"1")
+    if meets:
+        del store["a"]
+        transaction.commit_sync()
+    else:
+        with pytest.raises(ConflictError, match=r"Error writing .*: Generation mismatch"):
+            transaction.commit_sync()
+    assert store["a"] == (b"2" if meets else b"1")
+
+
 @each("url", TOGETHER)
 def test_atomic_changes_are_made_all_or_none(url, tmp_path):
     store = open_(url, tmp_path)
