@@ -73,10 +73,17 @@ class busy:
 
     def __init__(self, store):
         self.executor = store._driver.reader.executor
-        self.release = threading.Event()
+        self.begun, self.release = threading.Event(), threading.Event()
 
     def __enter__(self):
-        self.executor.execute(self.release.wait)
+        self.executor.execute(self.wait)
+        # A worker that was called before could still take reads of the test, and begin them on the
+        # thread that is busy for as long as the test waits for them.
+        assert self.begun.wait(60)
+
+    def wait(self):
+        self.begun.set()
+        self.release.wait()
 
     def __exit__(self, *_):
         self.release.set()
@@ -406,8 +413,11 @@ def interrupted_at(line):
 def test_ctrl_c_at_any_line_leaves_no_read_unfinished(array):
     # Where a trace function raises at the end of a handler, CPython 3.11 goes on taking what was
     # handled for the context of later errors of the thread, which would be those of other tests.
-    with ThreadPoolExecutor(1) as thread:
+    thread = ThreadPoolExecutor(1)
+    try:
         thread.submit(interrupt_at_each_line, array).result()
+    finally:  # Not by `with`, which waits without end for a thread that hangs.
+        thread.shutdown(wait=False)
     assert sys.exception() is None
 
 
