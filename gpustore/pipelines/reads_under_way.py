@@ -26,7 +26,8 @@ from gpustore.pipelines.merged_reads import (
     plan_together,
     read_together,
 )
-from gpustore.runtime.future import Future, epoch, new
+from gpustore.runtime.epoch import epoch
+from gpustore.runtime.future import Future, new
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import Operation, operation_of
 

@@ -31,7 +31,8 @@ from gpustore.pipelines.chunked_array import SPLIT_S, ChunkedArray
 from gpustore.pipelines.native_read import count
 from gpustore.runtime.cancel_token import Cancelled, CancelToken
 from gpustore.runtime.claimed import claim_all, finish_all
-from gpustore.runtime.future import Future, epoch, new
+from gpustore.runtime.epoch import epoch
+from gpustore.runtime.future import Future, new
 from gpustore.runtime.statistics import (
     STATISTICS,
     Division,

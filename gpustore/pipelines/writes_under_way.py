@@ -34,9 +34,10 @@ from gpustore.pipelines.value_change import (
 from gpustore.planning.chunk_plan import ChunkPlan
 from gpustore.planning.window import PlanWindow
 from gpustore.runtime.cancel_token import CancelToken, is_cancelled
+from gpustore.runtime.epoch import epoch
 from gpustore.runtime.executor import wait_at_exit
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.future import Future, epoch
+from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import Operation, attributed, operation_of
 

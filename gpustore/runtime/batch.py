@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gpustore.errors import MetadataError
-from gpustore.runtime.future import Future, epoch
+from gpustore.runtime.epoch import epoch
+from gpustore.runtime.future import Future
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import attributed, operation_of
 

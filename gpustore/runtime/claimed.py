@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import gpustore.runtime.future as futures
+from gpustore.runtime.epoch import epoch
 from gpustore.runtime.future import Future
 
 
@@ -18,14 +19,14 @@ def claim_all(
     Tasks that nobody has claimed before are appended to `claimed` together with their Futures, each
     before it is claimed: whenever Ctrl-C comes, the caller has all that are.
     """
-    epoch = futures.epoch()
+    ours = epoch()
     with futures._lock:
         for reference in references:
             future = reference()
             if future is not None and (task := future._deferred) is not None:
                 claimed.append((task, future))
                 future._deferred = None
-                future._epoch = epoch
+                future._epoch = ours
 
 
 def finish_all(claimed: Iterable[tuple[Any, Future[Any]]]) -> None:

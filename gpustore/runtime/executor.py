@@ -29,8 +29,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, is_cancelled
 from gpustore.runtime.cores import cores
+from gpustore.runtime.epoch import epoch
 from gpustore.runtime.frames import without_locals
-from gpustore.runtime.future import Future, epoch, new
+from gpustore.runtime.future import Future, new
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.statistics import CURRENT, operation_of
 from gpustore.runtime.thread_state import thread_state

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from gpustore.errors import ForkError
 from gpustore.runtime.cancel_token import RUNNING, CancelToken, cancelled_error, is_cancelled
 from gpustore.runtime.deferred import Deferred, Runner, Task
+from gpustore.runtime.epoch import epoch
 from gpustore.runtime.frames import without_locals
 from gpustore.runtime.statistics import CURRENT, Statistics, current, operation_of
 from gpustore.runtime.thread_state import thread_state
@@ -52,16 +53,13 @@ _SIGNAL_S: Final = 0.1
 
 _CALL_RESULT: Final = "call .result() first, or await it"
 
-_epoch = 0  # number of forks since gpustore was imported
-
 # One for all: a pass over many Futures takes it once, and nobody waits or calls others meanwhile.
 # A thread may take it twice: the collector runs finalizers, which may finish other Futures.
 _lock = threading.RLock()
 
 
 def _enter_child() -> None:
-    global _epoch, _lock
-    _epoch += 1
+    global _lock
     _lock = threading.RLock()  # The other may be held by a thread of the parent process.
 
 
@@ -196,7 +194,7 @@ class Future(Generic[T]):
         try:
             task = self._claim()
             if task is not None:
-                self._epoch = _epoch
+                self._epoch = epoch()
                 task.begin(self)
         except KeyboardInterrupt:  # Nobody else begins a task that was claimed.
             self.cancel()
@@ -475,7 +473,7 @@ class Future(Generic[T]):
             return
         if sys.is_finalizing():
             raise RuntimeError("the interpreter is exiting, and its threads do no more work")
-        if self._epoch != _epoch:
+        if self._epoch != epoch():
             raise ForkError(
                 "this operation began before the process forked, and the threads that worked on "
                 "it exist only in the parent: start it again in the child"
@@ -544,11 +542,6 @@ def failed(error: BaseException) -> Future[Any]:
     self._error = error
     self._done = True
     return self
-
-
-def epoch() -> int:
-    """Return the number of forks between this process and the one that imported gpustore."""
-    return _epoch
 
 
 def _joined(present: list[T] | None, added: list[T]) -> list[T]:

@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from gpustore.errors import ForkError
+from gpustore.runtime.epoch import epoch
 from gpustore.runtime.executor import Executor
-from gpustore.runtime.future import Future, epoch, failed, ready
+from gpustore.runtime.future import Future, failed, ready
 from gpustore.runtime.promise import Promise
 from gpustore.runtime.then import then
 
