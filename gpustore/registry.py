@@ -61,13 +61,13 @@ _OBJECT = {
 # Other names under which a registered module is known: (folder, name) -> file name.
 _ALIASES = {
     ("drivers", "zarr"): "zarr2",
+    ("drivers", "neuroglancer-precomputed"): "neuroglancer_precomputed",
 }
 
 # Where to look for a URL scheme that is not a file name, without importing all of a folder.
 _SCHEMES = {
     ("kvstores", "gs"): "gcs",
     ("kvstores", "https"): "http",
-    ("drivers", "neuroglancer-precomputed"): "neuroglancer_precomputed",
 }
 
 # Registered names with a dash; a Python file cannot have one and is named with an underscore.

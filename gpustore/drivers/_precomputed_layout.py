@@ -40,10 +40,7 @@ def layout_of(metadata: PrecomputedMetadata) -> ChunkLayout:
     write = chunk
     if scale.sharding is not None:
         shard = shard_shape(scale.sharding, scale.size, chunk)
-        write = tuple(  # type: ignore[assignment]
-            -(-(size if one is None else min(one * n, size)) // n) * n
-            for n, size, one in zip(chunk, scale.size, shard or (None,) * 3)
-        )
+        write = _whole_chunks(shard or (None,) * 3, scale.size, chunk)  # type: ignore[assignment]
     block = scale.block_size
     return ChunkLayout(
         rank=4,
@@ -52,6 +49,16 @@ def layout_of(metadata: PrecomputedMetadata) -> ChunkLayout:
         read_chunk=ChunkLayout.Grid(shape=(*chunk, metadata.channels)),
         write_chunk=ChunkLayout.Grid(shape=(*write, metadata.channels)),
         codec_chunk=ChunkLayout.Grid(shape=None if block is None else (*block, 1)),
+    )
+
+
+def _whole_chunks(
+    shard: tuple[int | None, ...], size: tuple[int, ...], chunk: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the extents of a shard in elements of whole chunks; None stands for the volume's."""
+    return tuple(
+        -(-(most if one is None else min(one * n, most)) // n) * n
+        for n, most, one in zip(chunk, size, shard)
     )
 
 
@@ -90,9 +97,26 @@ def constrain_layout(merged: Schema, scale: ScaleConstraints) -> None:
         read = merged.chunk_layout.read_chunk.shape
         if read is not None:
             merged.update(chunk_layout=ChunkLayout(write_chunk_shape=read))
+    elif isinstance(scale.sharding, Sharding):
+        _constrain_shards(merged, scale.sharding)
     if scale.encoding == "compressed_segmentation":
         block = ChunkLayout.Grid(shape=[*(scale.block_size or (None,) * 3), 1])
         merged.update(chunk_layout=ChunkLayout(codec_chunk=block))
+
+
+def _constrain_shards(merged: Schema, sharding: Sharding) -> None:
+    """Merge the extents of shards into `merged` where the volume and its chunks say them."""
+    domain, read = merged.domain, merged.chunk_layout.read_chunk.shape
+    assert domain is not None
+    if read is None or not all(read[:3]) or not all(dim.finite for dim in domain[:3]):
+        return
+    size, chunk = tuple(dim.size for dim in domain[:3]), tuple(int(n or 0) for n in read[:3])
+    shard = shard_shape(sharding, size, chunk)
+    if shard is None:
+        return
+    # Of whole chunks as in the layout of the open volume, also where TensorStore cuts them off.
+    write = _whole_chunks(shard, size, chunk)
+    merged.update(chunk_layout=ChunkLayout(write_chunk_shape=[*write, None]))
 
 
 def choose_chunk_size(layout: ChunkLayout, domain: IndexDomain) -> Sizes:

@@ -331,6 +331,9 @@ class Spec(IndexedView):
         """
         return self._through(self._indexed()[index])
 
+    # Python would count up from 0 for ever to iterate over a spec.
+    __iter__ = None
+
     def _indexed(self) -> IndexTransform:
         transform = self.transform
         if transform is None:

@@ -156,7 +156,7 @@ def _member(members: dict[str, Any], name: str, parse: Callable[[Any], Any]) -> 
 
 def _finish(members: dict[str, Any]) -> None:
     if members:
-        extra = ", ".join(_show(name) for name in sorted(members))
+        extra = ",".join(_show(name) for name in sorted(members))
         raise MetadataError(f"Object includes extra members: {extra}")
 
 

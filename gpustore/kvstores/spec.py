@@ -116,6 +116,9 @@ class KvStoreSpec:
         kind: DriverKind | None = registry.find("kvstores", name)
         if kind is None:
             check_present(name)
+            if registry.find("drivers", name) is not None:
+                problem = f"{quote(name)} is a TensorStore driver, not a KvStore driver"
+                raise members.error(problem, "driver")
             hint = near_or_known(name, registry.ids("kvstores"))
             raise members.error(f"{quote(name)} is not a registered KvStore driver{hint}", "driver")
         context = members.take_with("context", _normalise_context, None)

@@ -462,6 +462,9 @@ class Schema(IndexAccessors):
         """
         return self.transformed(self.transform[index])
 
+    # Python would count up from 0 for ever to iterate over a schema.
+    __iter__ = None
+
     def transformed(self, transform: IndexTransform) -> Schema:
         """Return these constraints on the output of `transform` as constraints on its input.
 

@@ -341,6 +341,40 @@ def test_specs(members, tmp_path):
 
 
 @each(
+    "asked",
+    [{}, {"size": None}, {"chunk_size": None}, {"sharding": {"hash": "murmurhash3_x86_128"}}],
+)
+def test_the_chunk_layout_of_a_spec_has_the_shards(asked):
+    scale = {"size": [4096, 512, 64], "chunk_size": [64, 64, 64], "resolution": [8, 8, 8]}
+    sharding = {**SHARDINGS[0], "preshift_bits": 5, "minishard_bits": 2, "shard_bits": 20}
+    sharding |= {"hash": "identity", **asked.get("sharding", {})}
+    scale = {**scale, **asked, "sharding": sharding, "encoding": "raw"}
+    spec = {
+        "driver": "neuroglancer_precomputed",
+        "multiscale_metadata": {"num_channels": 2, "data_type": "uint8"},
+        "scale_metadata": {name: value for name, value in scale.items() if value is not None},
+    }
+    layouts = [library.Spec(spec).chunk_layout.to_json() for library in parity.LIBRARIES]
+    assert layouts[0] == layouts[1]
+    assert any(layouts[0]["write_chunk"]["shape"][:3]) == (not asked)
+
+
+def test_shards_that_the_volume_cuts_off_have_whole_chunks_in_a_spec():
+    """As in the layout of the open volume; TensorStore's spec has a shape that it does not."""
+    scale = {"size": [100, 70, 9], "chunk_size": [16, 16, 8], "resolution": [1, 1, 1]}
+    sharding = {**SHARDINGS[0], "preshift_bits": 9, "minishard_bits": 2, "shard_bits": 2}
+    scale |= {"sharding": sharding | {"hash": "identity"}, "encoding": "raw"}
+    json = {"driver": "neuroglancer_precomputed", "kvstore": "memory://", "scale_metadata": scale}
+    json["multiscale_metadata"] = {"num_channels": 1, "data_type": "uint8"}
+    for library in parity.LIBRARIES:
+        layout = library.open(json, create=True).result().chunk_layout
+        assert layout.write_chunk.shape == (112, 80, 16, 1)
+    assert (
+        gpustore.Spec(json).chunk_layout == gpustore.open(json, create=True).result().chunk_layout
+    )
+
+
+@each(
     "url", ["neuroglancer-precomputed:", "neuroglancer-precomputed:a", "neuroglancer_precomputed:"]
 )
 def test_urls(url, tmp_path):

@@ -68,6 +68,7 @@ SPECS = {
     "auto dtype": {"driver": "auto", "kvstore": "memory://a", "dtype": "int8"},
     "auto without kvstore": {"driver": "auto"},
     "json": {"driver": "json", "kvstore": "memory://a.json", "json_pointer": "/x"},
+    "precomputed with a dash": {"driver": "neuroglancer-precomputed", "kvstore": "memory://a/"},
     "json dtype": {"driver": "json", "kvstore": "memory://a.json", "dtype": "json"},
     "array": {"driver": "array", "array": [[1, 2], [3, 4]], "dtype": "int8"},
     "array bfloat16": {"driver": "array", "array": [1.5], "dtype": "bfloat16"},
@@ -279,6 +280,14 @@ def test_views_of_a_spec_are_those_of_tensorstore(json, view):
             ours()
     else:
         assert outcome(ours) == expected
+
+
+@each("at", [gpustore.Spec(ZARR3 | {"rank": 2}), gpustore.Schema(rank=2)], ids=["spec", "schema"])
+def test_a_spec_is_no_sequence(at):
+    """Without end, every index would be that of another part."""
+    for asked in (iter, lambda at: 5 in at):
+        with pytest.raises(TypeError, match=r"not (iterable|a container)"):
+            asked(at)
 
 
 def test_a_view_of_a_spec_is_not_written():

@@ -70,6 +70,7 @@ def test_domain_members_match_tensorstore(json):
         {"labels": ["x", "x"]},
         {"labels": ["x", 3]},
         {"labels": ["x"], "shape": [1, 2]},
+        {"rank": 1, "b": 1, "a": 2},
     ],
 )
 def test_wrong_domain_has_tensorstores_message(json):

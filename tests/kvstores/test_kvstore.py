@@ -327,6 +327,12 @@ def test_unknown_scheme_is_an_error(url):
     assert ours[1].startswith(theirs[1])
 
 
+@pytest.mark.parametrize("driver", ["zarr3", "zarr", "neuroglancer-precomputed", "array"])
+def test_a_tensorstore_driver_is_no_kvstore(driver):
+    json = {"driver": driver, "path": "a"}
+    assert outcome(lambda: KvStore.Spec(json)) == outcome(lambda: ts.KvStore.Spec(json))
+
+
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
