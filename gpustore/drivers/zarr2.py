@@ -100,7 +100,9 @@ class Zarr2Format(MetadataMember):
         """Parse the ``metadata`` member of a spec."""
         constraints = Zarr2Constraints.from_json(value)
         if not isinstance(constraints.compressor, Unset):
-            parse_v2(constraints.compressor, stored=False)  # Raises MetadataError.
+            # Its options that are left out have their defaults, as in the arrays that it allows.
+            compressor = parse_v2(constraints.compressor, stored=False)  # Raises MetadataError.
+            constraints = dataclasses.replace(constraints, compressor=compressor)
         if not isinstance(constraints.filters, Unset):
             parse_filters(constraints.filters, stored=False)  # Raises MetadataError.
         return constraints

@@ -68,6 +68,10 @@ SPECS = {
     "auto dtype": {"driver": "auto", "kvstore": "memory://a", "dtype": "int8"},
     "auto without kvstore": {"driver": "auto"},
     "json": {"driver": "json", "kvstore": "memory://a.json", "json_pointer": "/x"},
+    **{
+        f"compressor {name}": {"driver": "zarr", "metadata": {"compressor": {"id": name}}}
+        for name in ("blosc", "zlib", "gzip", "bz2", "zstd")
+    },
     "precomputed with a dash": {"driver": "neuroglancer-precomputed", "kvstore": "memory://a/"},
     "json dtype": {"driver": "json", "kvstore": "memory://a.json", "dtype": "json"},
     "array": {"driver": "array", "array": [[1, 2], [3, 4]], "dtype": "int8"},
