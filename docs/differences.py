@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 import io
 import pickle
 import subprocess
@@ -894,6 +895,104 @@ def atomic_shards_in_memory(api: ModuleType, folder: Path) -> object:
     return "commits"
 
 
+def compared_with_a_number(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Dim(3) == 3
+
+
+def hashed_domain(api: ModuleType, folder: Path) -> object:
+    del folder
+    return len({api.IndexDomain(3), api.IndexDomain(3)})
+
+
+def number_of_an_array(api: ModuleType, folder: Path) -> object:
+    del folder
+    return float(api.array(3.5))
+
+
+def name_in_numpy(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.dtype("i4")
+
+
+def numpy_of_a_data_type(api: ModuleType, folder: Path) -> object:
+    del folder
+    return np.dtype(api.int8)
+
+
+def texts_of_several_bytes(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.array(np.array([b"abc", b"d"])).read().result().tolist()
+
+
+def copied_context(api: ModuleType, folder: Path) -> object:
+    del folder
+    return copy.copy(api.Context({"cache_pool": {}})).spec.to_json()
+
+
+def version_of_a_key(api: ModuleType, folder: Path) -> object:
+    del folder
+    stores = [api.KvStore.open("memory://").result() for _ in "ab"]
+    versions = {store.write("key", b"1").result().generation for store in stores}
+    return len(versions)
+
+
+def schema_of_an_added_dimension(api: ModuleType, folder: Path) -> object:
+    del folder
+    outputs = [{"input_dimension": 1}]
+    transform = {"input_shape": [1, 2], "output": outputs}
+    spec = {"driver": "array", "array": [2, 5], "dtype": "int32", "transform": transform}
+    return api.Spec(spec).schema.rank
+
+
+def number_as_a_name(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Spec({"driver": "n5", "metadata": {5: "a"}}).to_json()["metadata"]
+
+
+def wrong_option_of_a_codec(api: ModuleType, folder: Path) -> object:
+    del folder
+    gzip = {"name": "gzip", "configuration": {"level": 50}}
+    return api.CodecSpec({"driver": "zarr3", "codecs": [gzip]}).to_json()["codecs"]
+
+
+def slash_as_a_path(api: ModuleType, folder: Path) -> object:
+    del folder
+    json = api.KvStore.Spec("http://a/").to_json()
+    return api.KvStore.Spec(json).url
+
+
+def bytes_in_a_base_url(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.KvStore.Spec({"driver": "http", "base_url": "http://a/%FF"}).url
+
+
+def cut_off_shards(api: ModuleType, folder: Path) -> object:
+    del folder
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity"}
+    sharding |= {"preshift_bits": 9, "minishard_bits": 0, "shard_bits": 0}
+    scale = {"size": [10, 8, 8], "chunk_size": [8, 8, 8], "sharding": sharding}
+    spec = {"driver": "neuroglancer_precomputed", "scale_metadata": scale}
+    return api.Spec(spec).chunk_layout.write_chunk.shape[:3]
+
+
+def both_kinds_of_checks(api: ModuleType, folder: Path) -> object:
+    del folder
+    spec = api.Spec(ZARR)
+    spec.update(recheck_cached=False, recheck_cached_data=True)
+    return spec.to_json().get("recheck_cached_data", True)
+
+
+def dropped_promise(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.Promise.new()[1].result(timeout=0)
+
+
+def made_futures(api: ModuleType, folder: Path) -> object:
+    del folder
+    return api.WriteFutures(api.Future(1), api.Future(2)).commit.result()
+
+
 def relative_file_url(api: ModuleType, folder: Path) -> object:
     del folder
     return api.KvStore.Spec("file://a/b/").path
@@ -1349,6 +1448,71 @@ DIFFERENCES = (
     ),
     Difference(
         "illegal key in a transaction", illegal_staged_key, "found when it is staged, not later"
+    ),
+    Difference(
+        "comparison of a Dim, an IndexDomain or a Unit with another type",
+        compared_with_a_number,
+        "a comparison must not fail",
+    ),
+    Difference(
+        "hash of an IndexDomain, an IndexTransform or a Unit",
+        hashed_domain,
+        "they cannot be changed, so they may be keys",
+    ),
+    Difference("`float`, `int` and `complex` of a store", number_of_an_array, "as in NumPy"),
+    Difference("NumPy's short name of a data type", name_in_numpy, "the same"),
+    Difference("`numpy.dtype` of a data type", numpy_of_a_data_type, "the same"),
+    Difference(
+        "`array` of NumPy's texts of several bytes",
+        texts_of_several_bytes,
+        "bytes would be lost silently",
+    ),
+    Difference("copy of a context", copied_context, "a defect there"),
+    Difference(
+        "how many different generations the first keys of two kvstores in memory have",
+        version_of_a_key,
+        "no generation of one store is a condition that another one meets",
+    ),
+    Difference(
+        "schema of a spec whose transform adds a dimension",
+        schema_of_an_added_dimension,
+        "that of the array which the spec opens",
+    ),
+    Difference(
+        "number as the name of a JSON member", number_as_a_name, "JSON has only texts as names"
+    ),
+    Difference(
+        "codec spec with a wrong option",
+        wrong_option_of_a_codec,
+        "as with an unknown codec: refused when an array is made with it",
+    ),
+    Difference(
+        "spec of `http://a/`, made again from its JSON",
+        slash_as_a_path,
+        "TensorStore loses the path `/`",
+    ),
+    Difference(
+        "base URL of http whose path is not UTF-8",
+        bytes_in_a_base_url,
+        "the server is sent what the URL says",
+    ),
+    Difference(
+        "write chunks in the spec of a precomputed volume that cuts its shards off",
+        cut_off_shards,
+        "those of the open volume, in both packages",
+    ),
+    Difference(
+        "`recheck_cached` beside `recheck_cached_data` or `recheck_cached_metadata`",
+        both_kinds_of_checks,
+        "the narrower argument counts",
+    ),
+    Difference(
+        "Future whose promise was dropped (end of the message)",
+        dropped_promise,
+        "the message says what happened",
+    ),
+    Difference(
+        "`WriteFutures` of two Futures", made_futures, "for functions that write in their own way"
     ),
 )
 
