@@ -1,4 +1,4 @@
-"""TensorStore in a child process that serves programs, since some legal ones make it crash.
+"""TensorStore in a child process that serves programs, since some make it crash or wait for itself.
 
 A program is plain data. A module has the function ``outcome(library, program)``, which runs one and
 returns plain data as well; the child calls it with TensorStore.
@@ -11,8 +11,12 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
+
+PATIENCE_S = 40
+"""Seconds after which a child that does not answer is killed; its imports may take ten."""
 
 
 class TensorStoreProcess:
@@ -29,7 +33,7 @@ class TensorStoreProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, program):
-        """Outcome in TensorStore, None if it crashed."""
+        """Outcome in TensorStore, None if it crashed, or did not answer and was killed."""
         return self.ask_all([program])[0]
 
     def ask_all(self, programs):
@@ -53,7 +57,11 @@ class TensorStoreProcess:
         outcomes = []
         out = self.process.stdout
         while len(outcomes) < count:
-            if len(header := out.read(8)) < 8:
+            patience = threading.Timer(PATIENCE_S, self.process.kill)
+            patience.start()
+            header = out.read(8)
+            patience.cancel()
+            if len(header) < 8:
                 self.close()
                 return [*outcomes, None]
             outcomes.append(pickle.loads(out.read(*struct.unpack("<q", header))))
