@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 SHARE = 10
 """One cell of so many is chosen."""
@@ -158,6 +159,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "gpustore", max_examples=share(200), derandomize=True, deadline=None, database=None
     )
     settings.load_profile("gpustore")
+    # Nor any that depend on the modules which a process has imported so far: Hypothesis draws from
+    # their constants, for which it parses all of them.
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = providers.Constants
 
 
 @pytest.hookimpl(optionalhook=True)

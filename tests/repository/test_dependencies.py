@@ -1,12 +1,12 @@
 """What the package imports is what pyproject.toml declares."""
 
-import ast
 import functools
 import sys
 import tomllib
 from pathlib import Path
 
 from tests.matrix import each
+from tests.repository.test_layers import imports_by_module
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -33,22 +33,15 @@ def names(requirements):
 
 @functools.cache
 def imported():
-    """Distribution -> the first place that imports it, for everything neither ours nor Python's."""
+    """Distribution, of all neither ours nor Python's -> first module and line that import it."""
     found = {}
-    for path in sorted((ROOT / "gpustore").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                modules = [node.module]
-            else:
+    for module, imports in imports_by_module().items():
+        for one in imports:
+            root = one.module.partition(".")[0]
+            if root == "gpustore" or root in sys.stdlib_module_names:
                 continue
-            for module in modules:
-                root = module.partition(".")[0]
-                if root == "gpustore" or root in sys.stdlib_module_names:
-                    continue
-                name = DISTRIBUTIONS.get(root, root.lower().replace("_", "-"))
-                found.setdefault(name, f"{path.relative_to(ROOT)}:{node.lineno}")
+            name = DISTRIBUTIONS.get(root, root.lower().replace("_", "-"))
+            found.setdefault(name, f"{module}:{one.line}")
     return found
 
 
@@ -87,7 +80,7 @@ def test_every_dependency_is_used(name):
 
 def test_libraries_of_the_command_line_are_used_there_only():
     for name in EXTRAS["cli"] - CORE:
-        assert imported()[name].startswith("gpustore/cli/")
+        assert imported()[name].startswith("gpustore.cli.")
 
 
 def test_gpu_libraries_are_never_hard_dependencies():
