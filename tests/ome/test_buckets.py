@@ -20,7 +20,7 @@ def servers():
         yield {"moto": endpoint, "s3": s3.url, "gcs": gcs.url}
 
 
-@pytest.fixture(params=["moto", "s3", "gcs"])
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.matrix("costly")), "s3", "gcs"])
 def bucket(request, servers, monkeypatch):
     """URL of a bucket."""
     for name, value in {

@@ -194,16 +194,16 @@ def test_writes_of_the_same_elements_take_no_more_memory(form):
     write(60)  # Until layers are merged.
     tracemalloc.start()
     try:
-        write(60)  # Until Python keeps what it uses again.
+        write(10)  # Until Python keeps what it uses again.
         grown = []
         for _ in range(3):
             before = kept()
-            write(40)
+            write(10)
             grown.append(kept() - before)
     finally:
         tracemalloc.stop()
     # A layer would take more than 500 bytes, each time; a table of the process grows but once.
-    assert min(grown) < 100 * 2 * 40 * len(staged)
+    assert min(grown) < 100 * 2 * 10 * len(staged)
     transaction.abort()
 
 
