@@ -7,11 +7,12 @@ returns plain data as well; the child calls it with TensorStore.
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
+import select
 import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class TensorStoreProcess:
     def __init__(self, module: str) -> None:
         self.module = module
         self.process: subprocess.Popen[bytes] | None = None
+        self.answers = bytearray()  # What was read of them and is not of a whole one yet.
 
     def ask(self, program):
         """Outcome in TensorStore, None if it crashed, or did not answer and was killed."""
@@ -55,19 +57,32 @@ class TensorStoreProcess:
     def receive(self, count):
         """Outcomes of the programs that were sent, up to the first of which the child died."""
         outcomes = []
-        out = self.process.stdout
         while len(outcomes) < count:
-            patience = threading.Timer(PATIENCE_S, self.process.kill)
-            patience.start()
-            header = out.read(8)
-            patience.cancel()
-            if len(header) < 8:
+            header = self._read(8)
+            frame = self._read(*struct.unpack("<q", header)) if header else b""
+            if not frame:
                 self.close()
                 return [*outcomes, None]
-            outcomes.append(pickle.loads(out.read(*struct.unpack("<q", header))))
+            outcomes.append(pickle.loads(frame))
         return outcomes
 
+    def _read(self, count):
+        """The next bytes of the answers; none if the child has died or was killed."""
+        out = self.process.stdout.fileno()
+        while len(self.answers) < count:
+            ready = select.poll()
+            ready.register(out, select.POLLIN)
+            if not ready.poll(1000 * PATIENCE_S):
+                self.process.kill()
+            if not (read := os.read(out, 1 << 20)):
+                return b""
+            self.answers += read
+        found = bytes(self.answers[:count])
+        del self.answers[:count]
+        return found
+
     def _start(self):
+        self.answers = bytearray()
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), self.module],
             stdin=subprocess.PIPE,

@@ -34,7 +34,7 @@ ORDERS = ("forward", "backward", "shuffled")
 _FLAGS = ["-std=gnu++17", "-fno-strict-aliasing", "-fvisibility=hidden", "-shared", "-fPIC"]
 _WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
 SANITIZER_FLAGS = {
-    "": ["-O1"],
+    "": ["-Og"],
     "address": ["-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-Og", "-g1", "-fsanitize=thread"],
     "host-thread": ["-Og", "-g1", "-fsanitize=thread"],

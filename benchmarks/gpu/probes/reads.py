@@ -68,7 +68,8 @@ class Cell:
                 target.forget()
                 before = target.used_nbytes()
             gpustore.statistics.reset()
-            gc.collect()
+            if measured:
+                gc.collect()
             target.wait()
             cpu, begin = time.process_time(), time.perf_counter()
             arrays = self._read(reader, handle)
