@@ -5,8 +5,8 @@ fixtures are made once and one result is reported. It is for cases that are chea
 
 ``@pytest.mark.matrix`` has a session go through a tenth of the cells of a test, those of ``@each``
 or else of ``parametrize``; tests marked ``matrix(name)`` are cells of one matrix of that name, as
-``costly``, the tests that start processes or take about a second. One of which a test with the mark
-``long`` does all and more is marked ``matrix(name, long=False)``: ``-m long`` leaves it out.
+``costly``, the tests that start processes or take a third of a second. One of which a test with the
+mark ``long`` does all and more is marked ``matrix(name, long=False)``: ``-m long`` leaves it out.
 A seed chooses them, which pytest's header shows: ``--matrix 7`` repeats a choice,
 ``--matrix whole`` goes through all cells, and so do ``-m long`` and ``-m gpu``; ``--matrix not-7``
 goes through those that ``--matrix 7`` leaves out, so that both sessions together try all.

@@ -124,6 +124,7 @@ def on_host(values, **options):
     return DlpackArray(view, device_type=1, **options)
 
 
+@pytest.mark.matrix("costly")
 @each("dtype", [*NARROW, np.dtype("<u2"), np.dtype("?"), np.dtype("c8")])
 def test_tensors_of_the_host_are_arrays_in_the_same_memory(dtype):
     whole = np.arange(1, 49 * dtype.itemsize, dtype=np.uint8)[: 48 * dtype.itemsize]

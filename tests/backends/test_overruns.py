@@ -80,6 +80,7 @@ def check(tmp_path, name, order, seed):
         assert statistics["chunks_decoded_device"] == COUNT - len(damaged)
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize(
     "name",
     [

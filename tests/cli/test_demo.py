@@ -109,6 +109,7 @@ def test_demo_does_not_overwrite(finished, gpustore_command):
     assert sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) == before
 
 
+@pytest.mark.matrix("costly")
 def test_demo_without_a_folder_makes_a_new_one(gpustore_command, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, out, err = gpustore_command("demo", "--size", "1")

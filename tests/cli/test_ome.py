@@ -204,6 +204,7 @@ def test_labels_are_drawn_over_the_image(gpustore_command, cells, tmp_path):
     assert "--labels is for images in OME-Zarr" in err
 
 
+@pytest.mark.matrix("costly")
 @each("version", ["0.4", "0.5", "0.6"])
 def test_info_of_plates_and_collections(gpustore_command, tmp_path, version):
     plate = ome.create_plate(

@@ -101,6 +101,7 @@ def test_the_text_of_json_is_that_of_the_library(gpustore_command, study):
     assert out == json.dumps(json.loads(out), indent=2) + "\n"
 
 
+@pytest.mark.matrix("costly")
 def test_groups_may_be_nested_deeper_than_calls_of_python(gpustore_command, tmp_path):
     depth = 1200
     group = {"zarr_format": 3, "node_type": "group", "attributes": {}}

@@ -121,6 +121,7 @@ def read(path, device, part, rule="auto"):
     return future.statistics, explanation
 
 
+@pytest.mark.matrix("costly")
 @needs_compiler
 def test_all_streams_of_a_read_are_in_view(volume):
     """Submissions may have fewer than 66 streams, and threads fewer still."""
@@ -174,6 +175,7 @@ def test_the_context_resource_decides(volume, rule, by_host):
         assert statistics["few_stream_reads"] == by_host
 
 
+@pytest.mark.matrix("costly")
 @needs_compiler
 def test_crops_and_batches_are_chosen_for_together(volume):
     with emulated() as device:

@@ -61,6 +61,7 @@ def metadata_of(name, behind=()):
     }
 
 
+@pytest.mark.matrix("costly")
 @each("compression", COMPRESSIONS)
 @each("name", ["uint8", "int16", "uint32", "int64", "float32", "float64"])
 def test_one_folder_is_both(tmp_path, name, compression):

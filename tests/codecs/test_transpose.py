@@ -292,6 +292,7 @@ def _random_case(rng):
     return metadata, layout, given.get("schema"), [(..., values), (part, more)]
 
 
+@pytest.mark.matrix("costly")
 @each("seed", range(150))
 def test_new_arrays_are_those_of_tensorstore(seed):
     metadata, layout, schema, writes = _random_case(random.Random(seed))

@@ -102,6 +102,7 @@ def test_files_are_read_as_expected(case, tmp_path):
     assert {name: found[name] for name in expect} == expect
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("order", ORDERS)
 def test_files_are_read_to_a_device_as_to_the_host(order, tmp_path):
     with emulated(order) as device:
@@ -116,6 +117,7 @@ def test_files_are_read_to_a_device_as_to_the_host(order, tmp_path):
             np.testing.assert_array_equal(found, expected, err_msg=case.id)
 
 
+@pytest.mark.matrix("costly")
 @each("case", OPENED)
 def test_what_is_written_is_read_again(case, tmp_path):
     """Elements are written one by one, so that chunks are read, changed and written back."""
@@ -137,6 +139,7 @@ def test_what_is_written_is_read_again(case, tmp_path):
     np.testing.assert_array_equal(gpustore.open(url).result().read().result(), values)
 
 
+@pytest.mark.matrix("costly")
 @each("case", OPENED)
 def test_the_spec_opens_it_again(case, tmp_path):
     store = gpustore.open(written(case, tmp_path)).result()

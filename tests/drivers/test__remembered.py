@@ -173,6 +173,7 @@ def typed(version, dtype):
     return {**V3, "shape": [4, 6], "data_type": dtype, "codecs": codecs, "fill_value": None}
 
 
+@pytest.mark.matrix("costly")
 @each("version, dtype", [*((2, one) for one in TYPES_V2), *((3, one) for one in TYPES_V3)])
 def test_what_is_remembered_of_one_fill_value_is_right_for_others(version, dtype):
     document = typed(version, dtype)
@@ -210,6 +211,7 @@ def test_whole_shards_of_another_fill_value_have_that_one():
     same_as_alone(documents[0], documents)
 
 
+@pytest.mark.matrix("costly")
 @each("name", DOCUMENTS)
 @each("first", SHAPES[:5])
 def test_what_is_remembered_of_one_shape_is_right_for_others(name, first):

@@ -145,6 +145,7 @@ def check_resize(run, tmp_path):
     assert ours[1] == theirs[1]
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("case", RESIZES)
 def test_resize(case, driver, tmp_path):
@@ -308,6 +309,7 @@ def test_resolve_after_a_resize(name, fix, driver, tmp_path):
     check(run, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("name", RESOLVED)
 @each("new", [(5, 9), (12, 3)])
@@ -331,6 +333,7 @@ def test_reads_and_writes_after_a_resize_have_the_new_bounds(name, driver, new, 
     check(run, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("name", RESOLVED)
 @each("new", [(5, 9), (12, 3)])

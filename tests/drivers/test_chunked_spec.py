@@ -128,6 +128,7 @@ RESIZES = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("driver", KEYS)
 @each("access", [{}, {"read": True}])
 @each("stored", [False, True])
@@ -269,6 +270,7 @@ def as_it_was(path):
 DAMAGES = {damage.__name__: damage for damage in (removed, not_json, another, as_it_was)}
 
 
+@pytest.mark.matrix("costly")
 @each("driver", KEYS)
 @each("damage", DAMAGES)
 @each(
@@ -414,6 +416,7 @@ def test_data_changed_by_another(recheck, pool, driver, tmp_path):
     check(run, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @each("driver", KEYS)
 @each("own", [False, True])
 @each("pool", POOLS)
@@ -595,6 +598,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("name", LAYOUTS)
 @each("driver", parity.RAW)
 def test_chunk_layout(driver, name, tmp_path):

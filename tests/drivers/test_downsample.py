@@ -116,6 +116,7 @@ VIEWS = {
 
 
 # Blocks far beyond the domain give TensorStore 0.1.86 elements that are not there.
+@pytest.mark.matrix("costly")
 @each("factors", [(1, 1), (2, 3), (4, 4)])
 @each("view", ["whole", "part", "steps"])
 @each("method", METHODS)

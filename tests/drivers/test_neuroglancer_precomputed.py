@@ -73,6 +73,7 @@ ENCODINGS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("name", ENCODINGS)
 def test_each_library_reads_what_the_other_writes(name, tmp_path):
     volume, scale = ENCODINGS[name]

@@ -130,6 +130,7 @@ def stored(root):
     return {name: data.hex() for name, data in files(root).items() if "json" not in name}
 
 
+@pytest.mark.matrix("costly")
 @each(
     ("name", "driver"),
     [
@@ -152,6 +153,7 @@ def test_transform_of_an_existing_array(name, driver, tmp_path):
     check(run, tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("name", MEMBERS)
 def test_option(name, driver, tmp_path):

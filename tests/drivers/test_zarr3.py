@@ -67,6 +67,7 @@ CODECS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("dtype", ["uint8", "uint16"])
 @each("name", CODECS)
 def test_codecs_in_the_metadata(name, dtype, tmp_path):
@@ -78,6 +79,7 @@ VALID = [
 ]
 
 
+@pytest.mark.matrix("costly")
 @each("dtype", ["uint8", "uint16"])
 @each("name", VALID)
 def test_codecs_in_the_schema(name, dtype, tmp_path):

@@ -188,6 +188,7 @@ def resized(model, new, chunks, fill, context, store):
     return found
 
 
+@pytest.mark.matrix("costly")
 def test_every_kind_of_array_occurs():
     """The strategies reach each type and codec; a list that ran empty would hide that."""
     seen = set()

@@ -191,6 +191,7 @@ def test_the_error_about_an_existing_array_names_the_remedy(tmp_path):
     gpustore.open(path, create=True, delete_existing=True, dtype="uint8", shape=[1]).result()
 
 
+@pytest.mark.matrix("costly")
 @each("driver", FORMATS)
 @each("name", KEYWORDS)
 def test_keyword_on_an_existing_array(name, driver, stored):
@@ -464,6 +465,7 @@ AUTO = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("driver", FORMATS)
 @each("name", AUTO)
 @each("keywords", [{}, {"dtype": "int8"}, {"dtype": "uint8"}, {"create": True}])

@@ -108,6 +108,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("name", VIEWS)
 def test_view(name, driver, tmp_path):
@@ -136,6 +137,7 @@ def test_unknown_order(order, tmp_path):
     check(lambda library, root: library.array([1, 2]).read(order=order).result(), tmp_path)
 
 
+@pytest.mark.matrix("costly")
 @each("driver", DRIVERS)
 @each("name", VIEWS)
 def test_writing_a_view(name, driver, tmp_path):
@@ -195,6 +197,7 @@ FLOATS = {"float", "nan", "list of float"}
 """Sources whose fraction TensorStore drops in stores of integers, where gpustore refuses them."""
 
 
+@pytest.mark.matrix("costly")
 @each("dtype", ["uint8", "bool", "int4", "int64", "float32", "bfloat16", "complex64"])
 @each("name", SOURCES)
 def test_write(name, dtype, tmp_path):
@@ -263,6 +266,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("target", TARGETS)
 @each("name", views_of_source(gpustore))
 def test_writing_a_store_to_a_store(name, target, tmp_path):

@@ -32,6 +32,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("chunks", ["chunk", "shard", "auto", 7])
 @each("view", VIEWS)
 def test_lazy_arrays_have_the_values_of_the_store(view, chunks, stored):
@@ -136,6 +137,7 @@ def test_from_array_takes_a_store(stored):
         np.testing.assert_allclose(use(lazy).compute(), use(VALUES))
 
 
+@pytest.mark.matrix("costly")
 @each("sizes", [(4, 5), (7, 20), (30, 3), (1, 1)])
 @each("layout", [{"chunks": (4, 5)}, {"chunks": (4, 5), "shards": (8, 10)}, {}])
 def test_no_two_tasks_write_to_one_stored_value(sizes, layout, tmp_path):

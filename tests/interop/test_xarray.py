@@ -74,6 +74,7 @@ SELECTIONS = {
 }
 
 
+@pytest.mark.matrix("costly")
 @each("zarr_format", [2, 3])
 @each("consolidated", [True, False])
 @each("selection", SELECTIONS)
@@ -149,6 +150,7 @@ def test_generated_data_sets_are_identical(seed, zarr_format, tmp_path):
             )
 
 
+@pytest.mark.matrix("costly")
 @each("options", [{"mask_and_scale": False}, {"decode_times": False}, {"drop_variables": ["t2m"]}])
 @each("zarr_format", [2, 3])
 def test_options_of_decoding(options, zarr_format, tmp_path):
@@ -156,6 +158,7 @@ def test_options_of_decoding(options, zarr_format, tmp_path):
     xarray.testing.assert_identical(ours.load(), theirs.load())
 
 
+@pytest.mark.matrix("costly")
 @each("zarr_format", [2, 3])
 def test_what_is_written_again_is_encoded_alike(zarr_format, tmp_path):
     path = written(tmp_path / "x.zarr", zarr_format)
@@ -198,6 +201,7 @@ def test_trees(tmp_path):
         assert ours.keys() == theirs.keys()
 
 
+@pytest.mark.matrix("costly")
 @each("zarr_format", [2, 3])
 def test_groups_are_opened_by_the_consolidated_metadata_of_the_root(zarr_format, tmp_path):
     for group, consolidated in (("a/b", False), (None, True)):

@@ -252,6 +252,7 @@ def test_other_pipelines_and_programs_may_change_chunks_meanwhile(tmp_path):
                 assert (reader[value : value + 9, 3:7] == value).all()
 
 
+@pytest.mark.matrix("costly")
 @each("layout", ["zstd", "shards", "v2"])
 def test_an_array_that_is_resized(layout, tmp_path, left):
     arrays = made(tmp_path / "a", OURS, layout), made(tmp_path / "b", THEIRS, layout)

@@ -131,6 +131,7 @@ def name(value):
     return value.name
 
 
+@pytest.mark.matrix("costly")
 @each(("source", "target"), PAIRS)
 def test_every_kind_of_value_is_converted_as_numpy_does(source, target):
     values = values_of(source, target)
@@ -142,6 +143,7 @@ def test_every_kind_of_value_is_converted_as_numpy_does(source, target):
         assert_equal(got, expected[:count])
 
 
+@pytest.mark.matrix("costly")
 @each("order", host_build.ORDERS)
 @each(("source", "target"), PAIRS)
 def test_swapped_strided_and_unaligned_elements_are_converted(source, target, order):
@@ -164,6 +166,7 @@ def test_swapped_strided_and_unaligned_elements_are_converted(source, target, or
     assert_equal(unaligned, expected)
 
 
+@pytest.mark.matrix("costly")
 @each("order", host_build.ORDERS)
 @each(("source", "target"), PAIRS)
 def test_tiles_are_converted(source, target, order):
@@ -290,6 +293,7 @@ def cut_patches(batch, order="forward"):
     return launches[0].expression
 
 
+@pytest.mark.matrix("costly")
 @each(("source", "target"), PATCH_PAIRS)
 def test_every_kind_of_element_is_converted_as_numpy_does(source, target):
     assert can_cut(source, target, is_scaled=False)
@@ -308,6 +312,7 @@ def test_every_kind_of_element_is_converted_as_numpy_does(source, target):
         assert_equal(out[0].astype(target), expected)
 
 
+@pytest.mark.matrix("costly")
 @each(("source", "target"), SCALED)
 def test_numbers_are_normalised_in_float64(source, target):
     values = values_of(source, np.dtype("f4"))

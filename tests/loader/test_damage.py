@@ -40,6 +40,7 @@ def touches(origin, patch, chunks):
     )
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize(
     ("damaged", "patch", "edge", "window"),
     [

@@ -342,6 +342,7 @@ def test_batches_of_more_windows_than_memory_has_room_for_are_several_launches(h
         del store, loader
 
 
+@pytest.mark.matrix("costly")
 def test_nothing_is_left_on_the_device_by_a_close_a_break_an_error_or_a_drop(host):
     def fail(batch):
         raise ZeroDivisionError
@@ -401,6 +402,7 @@ def test_transforms_get_arrays_of_the_device(host):
         del store
 
 
+@pytest.mark.matrix("costly")
 def test_damaged_chunks_are_errors_or_replaced_as_on_the_host(tmp_path):
     host = written(str(tmp_path), VALUES.astype("uint16"), (8, 8, 8), codec="zstd")
     (tmp_path / "c/1/1/1").write_bytes(b"damaged")

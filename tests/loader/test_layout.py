@@ -20,6 +20,7 @@ PLAIN = gpustore.array(VALUES)
 NAMED = PLAIN.label["c", "z", "y", "x"]
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("store", [PLAIN, NAMED])
 def test_every_order_of_dimensions_is_a_transpose(store):
     expected = batches(None, store)

@@ -89,6 +89,7 @@ def test_patches_beyond_the_volume_are_those_of_a_padded_one(volume, store, edge
             np.testing.assert_array_equal(found, crop(padded, where, patch))
 
 
+@pytest.mark.matrix("costly")
 def test_all_origins_are_equally_likely():
     store = gpustore.array(np.zeros((9, 8), "uint8"))
     sampler = RandomPatches((3, 2), per_epoch=101, seed=2, window=20)
@@ -472,6 +473,7 @@ def test_ranks_come_from_the_environment(store, monkeypatch):
     assert found == origins(PatchLoader(store, sampler=sampler, batch_size=2, dist=lambda: (1, 2)))
 
 
+@pytest.mark.matrix("costly")
 def test_windows_that_do_not_fit_together_are_read_one_behind_the_other():
     # As many batches as would make a chain of iterators overflow the stack.
     store = gpustore.array(np.arange(64, dtype="uint8"))

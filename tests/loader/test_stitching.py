@@ -85,6 +85,7 @@ def test_stores_with_another_origin_keep_their_coordinates():
     np.testing.assert_allclose(result.read().result(), np.arange(10, 16), rtol=1e-6)
 
 
+@pytest.mark.matrix("costly")
 def test_only_unfinished_chunks_take_memory():
     grid = GridPatches((4, 4), overlap=2, window=1)
     result = created((64, 64), (4, 4))

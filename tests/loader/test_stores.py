@@ -84,6 +84,7 @@ def check(store, values, edge="shift", **options):
     return loader
 
 
+@pytest.mark.matrix("costly")
 @each("edge", ["shift", "fill", "reflect"])
 @each("kind", FORMATS)
 def test_formats_have_the_patches_of_their_elements(kind, edge, tmp_path):
@@ -91,6 +92,7 @@ def test_formats_have_the_patches_of_their_elements(kind, edge, tmp_path):
     check(store, values, edge)
 
 
+@pytest.mark.matrix("costly")
 @each("name", PLACES)
 def test_kvstores_have_the_patches_of_their_elements(name, tmp_path, monkeypatch):
     model, expected = stored({"driver": "memory", "path": "model/"}, "shards", gpustore.Context())

@@ -109,6 +109,7 @@ def test_refused_document_is_typed_error_naming_file(version, case):
     assert len(str(error)) < 3000
 
 
+@pytest.mark.matrix("costly")
 @each(("version", "case"), REFUSED)
 def test_refusal_is_fast_and_small(version, case):
     data = document(version, case)

@@ -269,6 +269,7 @@ def test_versions_that_do_not_fit_are_refused(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_a_copy_whose_name_ends_in_ozx_is_an_archive(version, tmp_path, gpustore_command):
     image = ome.write(tmp_path / "a.zarr", np.ones((40, 60), "uint16"), axes="yx", levels=2)

@@ -25,6 +25,7 @@ def image(tmp_path):
     return ome.open(tmp_path / "a.zarr")
 
 
+@pytest.mark.matrix("costly")
 def test_xarray_has_coordinates_in_units(image):
     pytest.importorskip("xarray")
     array = image.to_xarray()

@@ -28,6 +28,7 @@ def levels_of(image):
     return [level.read().result() for level in image.levels]
 
 
+@pytest.mark.matrix("costly")
 @each("version", ["0.4", "0.5", "0.6"])
 @each("method", ["mean", "nearest", "mode", "gaussian"])
 def test_each_level_is_made_of_the_one_above(method, version):
@@ -269,6 +270,7 @@ def read_of_chunks(function):
     return function(), STATISTICS["bytes_decoded"] - before
 
 
+@pytest.mark.matrix("costly")
 @each("method", ["mean", "nearest", "mode"])
 @each("shape", [(96, 96), (97, 40), (1, 200)])
 @each("cores", [1, 64])

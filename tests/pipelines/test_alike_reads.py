@@ -176,6 +176,7 @@ def test_arrays_on_a_device_are_one_submission(tmp_path, keywords):
         del future, alone
 
 
+@pytest.mark.matrix("costly")
 @needs_compiler
 def test_chunks_that_a_device_does_not_get_from_the_core(tmp_path):
     stores, elements = opened(tmp_path, codec="zstd")

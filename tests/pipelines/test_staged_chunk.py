@@ -174,6 +174,7 @@ def run(form, program, device, on_host):
 KINDS = ["plain", "shards", "shards in shards", "strings", "records", "precomputed shards"]
 
 
+@pytest.mark.matrix("costly")
 @each("form", KINDS)
 def test_writes_of_the_same_elements_take_no_more_memory(form):
     (fields, _), fill = array_of(form, "cpu")

@@ -105,6 +105,7 @@ def zarray(**members):
     }
 
 
+@pytest.mark.matrix("costly")
 @each("id", IDS)
 @each("place", ["compressor", "filters"])
 @each("form", ["whole", "id alone"])
@@ -169,6 +170,7 @@ def zarr_json(*codecs, **members):
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
+@pytest.mark.matrix("costly")
 @each("id", IDS)
 @each("prefix", ["", "numcodecs.", "https://codec/"])
 @each("place", ["after", "before", "alone", "inside", "index"])

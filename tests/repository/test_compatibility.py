@@ -21,6 +21,7 @@ TEXT = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 KEPT = SCRIPT["kept"](TEXT)
 
 
+@pytest.mark.matrix("costly")
 def test_the_page_is_up_to_date():
     """The columns of other libraries are taken from it."""
     assert SCRIPT["page"](KEPT) == TEXT, "run: python docs/compatibility.py"

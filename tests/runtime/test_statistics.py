@@ -475,6 +475,7 @@ class AddsAtItsEnd:
         STATISTICS.add(reads=1)
 
 
+@pytest.mark.matrix("costly")
 def test_a_finalizer_may_count_wherever_the_collector_runs():
     shared, parts = Operation(), [Operation() for _ in range(3)]
     steps = [

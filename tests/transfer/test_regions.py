@@ -285,6 +285,7 @@ def test_writes_beside_a_region_belong_to_it():
         transfer(of_object(source), target, plan, beside=lambda *_: other[9:].write(0), **options)
 
 
+@pytest.mark.matrix("costly")
 def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
     """The limit of a file's size stands for it."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10_000,) * 2)\n{COMMAND}"

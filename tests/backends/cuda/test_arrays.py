@@ -151,6 +151,7 @@ def check_parts(store, elements, gpu):
         assert np.array_equal(found, elements[part]), name
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("chain", CHAINS)
 def test_reads_equal_what_was_written(tmp_path, gpu, chain):
     spec, elements = create(tmp_path, chain)
@@ -177,6 +178,7 @@ def test_elements_are_selected_by_index_arrays(tmp_path, gpu, chain):
     assert np.array_equal(found, elements[rows, 60:3:-2])
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_elements_are_cast(tmp_path, gpu, dtype):
     spec, elements = create(tmp_path, "zstd")

@@ -81,6 +81,7 @@ def test_tiff_has_the_elements_of_the_host(tmp_path, gpu, compression, channels)
     compare(saved(tmp_path / "a", "tiff", array, compression=compression), gpu, 0)
 
 
+@pytest.mark.matrix("costly")
 def test_many_images_are_read_at_once(tmp_path, gpu):
     specs = [saved(tmp_path / f"{i}", "tiff", picture(i)) for i in range(12)]
     stores = [gpustore.open(spec, device=gpu.name).result() for spec in specs]

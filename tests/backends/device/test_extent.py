@@ -131,6 +131,7 @@ def test_explain_says_how_large_submissions_are(device, tmp_path):
     assert gpustore.open(spec, device=device.name).result()[3:3].explain().submission is None
 
 
+@pytest.mark.matrix("costly")
 @each("codec", ("zstd", "blosc"))
 def test_chunks_that_are_stored_as_next_to_nothing_are_bounded_by_what_they_decode_to(
     device, monkeypatch, tmp_path, codec

@@ -552,6 +552,7 @@ def test_crops_and_batches_use_what_is_there(tmp_path):
         del there, futures, future
 
 
+@pytest.mark.matrix("costly")
 @each("pool", POOLS)
 def test_reads_that_lack_memory_get_that_of_chunks_back(tmp_path, pool):
     is_pinned = pool["memory"] == "pinned"
@@ -613,6 +614,7 @@ def test_copies_of_arrays_get_memory_of_their_kind_back(tmp_path, memory, kind):
         del there, array, memory_of, works, work, arguments
 
 
+@pytest.mark.matrix("costly")
 def test_a_device_full_of_chunks_has_room_for_reads_and_writes(tmp_path):
     """The cache may take more than there is; it gives back before a read or a write fails."""
     url = f"file://{tmp_path}/b|zarr3:"
@@ -836,6 +838,7 @@ def test_encoded_chunks_are_decoded_where_they_are(tmp_path, chain, memory):
         del there, part, same
 
 
+@pytest.mark.matrix("costly")
 @each("memory", ["device", "pinned"])
 @each("cause", ["choice", "failure"])
 def test_the_host_decodes_large_chunks_that_are_kept_encoded(tmp_path, cause, memory):

@@ -40,6 +40,7 @@ def notes(folder):
     return findings.Findings(folder / "lines", time.time() + 60, guarded=False)
 
 
+@pytest.mark.matrix("costly")
 def test_every_reader_reads_what_was_written_and_nothing_is_timed(tmp_path):
     found = notes(tmp_path)
     with emulated_target() as target:
@@ -111,6 +112,7 @@ class _MeasuredTarget(EmulatedTarget):
         return self.used
 
 
+@pytest.mark.matrix("costly")
 def test_readers_take_turns_until_their_time_is_spent(tmp_path, volume):
     found, path = notes(tmp_path), tmp_path / "array"
     stored.write(path, WHOLE, volume, access.TINY)

@@ -117,6 +117,7 @@ def test_same_key_twice_in_a_batch_is_written_in_order(store):
     assert "b" not in store
 
 
+@pytest.mark.matrix("costly")
 @each("zarr_format", [2, 3])
 @each("kind", MAKE)
 def test_arrays_and_groups(kind, zarr_format, tmp_path):
@@ -281,6 +282,7 @@ def test_other_objects_are_refused():
         KvStore.from_zarr_store({})
 
 
+@pytest.mark.matrix("costly")
 def test_a_later_store_is_another_to_caches():
     """CPython gives the id of an object again once the object is gone."""
     context = gpustore.Context({"cache_pool": {"total_bytes_limit": 1_000_000}})

@@ -223,6 +223,7 @@ def check_damaged(files, wanted):
         assert listed == sorted(items) or listed.key is not None
 
 
+@pytest.mark.matrix("costly")
 @pytest.mark.parametrize("kind", ["single", "numbered"])
 def test_every_seventeenth_byte_that_is_wrong_is_an_error(kind):
     check_every_byte(TensorStoreDatabase, kind, 17)

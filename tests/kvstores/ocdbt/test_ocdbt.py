@@ -338,6 +338,7 @@ def test_keys_that_are_too_long_are_refused():
         Opened().store.driver.check_key("x" * 65536)
 
 
+@pytest.mark.matrix("costly")
 def test_long_keys_are_exchanged_with_tensorstore():
     keys = ["x" * 65_535, "x" * 65_534, *("y" * 65_530 + f"{i:04}" for i in range(300))]
     config = {"max_decoded_node_bytes": 1 << 20}

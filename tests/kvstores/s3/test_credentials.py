@@ -390,6 +390,7 @@ def test_token_of_somebody_else_is_changed_for_credentials(server, web_identity)
     }
 
 
+@pytest.mark.matrix("costly")
 def test_service_of_the_region_is_asked(server, sts, keyless, monkeypatch):
     sts.values[""] = sts_answer("AssumeRole")
     (keyless / "config").write_text(
@@ -457,6 +458,7 @@ def test_service_that_has_no_credentials_is_named(
     assert server.requests == []
 
 
+@pytest.mark.matrix("costly")
 def test_service_that_says_no_is_not_asked_for_ever(server, web_identity):
     web_identity.faults = [Fault(lambda s, c, r: refuse(c, 403, "AccessDenied"))]
     with pytest.raises(StoreIOError, match="AccessDenied"):
@@ -588,6 +590,7 @@ def test_forked_child_fetches_credentials_itself(server, web_identity):
     assert {key_of(sent) for sent in server.requests} == {"WK"}
 
 
+@pytest.mark.matrix("costly")
 def test_fork_while_another_thread_asks_does_not_wait_for_ever(server, web_identity):
     store = open_s3(server)
     check_fork_while_another_thread_asks(web_identity, store, store.driver._credentials.keys)

@@ -537,6 +537,7 @@ def test_pause_is_as_long_as_the_server_says(server):
         assert time.monotonic() - begun >= 1
 
 
+@pytest.mark.matrix("costly")
 def test_long_value_is_written_in_parts(server, short_parts):
     value = np.random.default_rng(0).bytes(35 << 20)
     busy = Fault(lambda s, c, r: refuse(c, 503, "SlowDown"), times=2)
