@@ -227,6 +227,18 @@ def test_other_stores_of_zarr_python(kind, layout, tmp_path, left):
     assert left() == []
 
 
+def test_copies_between_stores_need_no_thread_that_waits_for_the_event_loop(tmp_path, left):
+    """Many chunks are read while the target is opened, all of them in the loop of zarr-python."""
+    ends = [zarr.storage.ZipStore(tmp_path / f"{name}.zip", mode="a") for name in "ab"]
+    values = numbers("u1", 100, 10)
+    with zarr.config.set({"codec_pipeline.path": OURS}):
+        source = zarr.create_array(ends[0], shape=values.shape, chunks=(10, 10), dtype="u1")
+        source[:] = values
+        copy = zarr.from_array(ends[1], data=source, chunks=(1, 10))
+        np.testing.assert_array_equal(copy[:], values)
+    assert left() == []
+
+
 @each("rank", [0, 1, 3])
 @each("zarr_format", [2, 3])
 def test_other_ranks(rank, zarr_format, tmp_path, left):

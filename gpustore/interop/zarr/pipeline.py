@@ -160,7 +160,7 @@ class CodecPipeline(_Base):
         batch = list(batch_info)
         try:
             array = out.as_ndarray_like()
-            view = self._view(batch, out, drop_axes, writes=False)
+            view = await self._view(batch, out, drop_axes, writes=False)
             if array.dtype != view.dtype.array_dtype:  # Of another byte order.
                 array[...] = await view.read()
             elif len(batch) <= self._small and type(out) is cpu.NDBuffer:
@@ -180,7 +180,7 @@ class CodecPipeline(_Base):
         batch = list(batch_info)
         try:
             array = value.as_ndarray_like()
-            view = self._view(batch, value, drop_axes, writes=True)
+            view = await self._view(batch, value, drop_axes, writes=True)
             await view.write(array)
         except (_LeftError, gpustore.GpustoreError, TypeError) as error:
             self._leave(error, value)
@@ -196,7 +196,7 @@ class CodecPipeline(_Base):
                 stacklevel=3,
             )
 
-    def _view(
+    async def _view(
         self,
         batch: list[Item],
         buffer: Any,
@@ -231,7 +231,7 @@ class CodecPipeline(_Base):
         if buffer.shape not in ((region.shape, ()) if writes else (region.shape,)):
             raise _LeftError("elements have another shape than the selection")
         shape = self._shape_for(batch, region, writes=writes)
-        opened = self._open(shape, device, empty=writes and spec.config.write_empty_chunks)
+        opened = await self._open(shape, device, empty=writes and spec.config.write_empty_chunks)
         if region.kind == "basic":
             return opened[region.index]
         return (opened.oindex if region.kind == "outer" else opened.vindex)[region.index]
@@ -280,7 +280,9 @@ class CodecPipeline(_Base):
         self._shape = shape
         return shape
 
-    def _open(self, shape: tuple[int, ...], device: str, *, empty: bool) -> gpustore.TensorStore:
+    async def _open(
+        self, shape: tuple[int, ...], device: str, *, empty: bool
+    ) -> gpustore.TensorStore:
         """Open the array.
 
         Raises
@@ -306,14 +308,16 @@ class CodecPipeline(_Base):
             "store_data_equal_to_fill_value": empty,
         }
         try:
-            found = gpustore.open(
+            opening = gpustore.open(
                 spec,
                 kvstore=_kvstore(self._store, directory, loop),
                 open=True,
                 assume_metadata=True,
                 device=device,
                 context=_context(),
-            ).result()
+            )
+            # It may need a thread of the pool, all of which may wait for this loop.
+            found = opening.result() if loop is None else await opening
         except gpustore.GpustoreError as error:
             self.reason = f"gpustore does not open the array: {error}"
             raise _LeftError(self.reason) from error
