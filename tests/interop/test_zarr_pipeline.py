@@ -227,14 +227,19 @@ def test_other_stores_of_zarr_python(kind, layout, tmp_path, left):
     assert left() == []
 
 
-def test_copies_between_stores_need_no_thread_that_waits_for_the_event_loop(tmp_path, left):
+@each(
+    "target",
+    [lambda path: zarr.storage.ZipStore(path.with_suffix(".zip"), mode="a"), str, lambda _: {}],
+    ids=["zip", "local", "memory"],
+)
+def test_copies_to_other_stores_leave_the_event_loop_to_those_who_read(target, tmp_path, left):
     """Many chunks are read while the target is opened, all of them in the loop of zarr-python."""
-    ends = [zarr.storage.ZipStore(tmp_path / f"{name}.zip", mode="a") for name in "ab"]
+    origin = zarr.storage.ZipStore(tmp_path / "a.zip", mode="a")
     values = numbers("u1", 100, 10)
     with zarr.config.set({"codec_pipeline.path": OURS}):
-        source = zarr.create_array(ends[0], shape=values.shape, chunks=(10, 10), dtype="u1")
+        source = zarr.create_array(origin, shape=values.shape, chunks=(10, 10), dtype="u1")
         source[:] = values
-        copy = zarr.from_array(ends[1], data=source, chunks=(1, 10))
+        copy = zarr.from_array(target(tmp_path / "c"), data=source, chunks=(1, 10))
         np.testing.assert_array_equal(copy[:], values)
     assert left() == []
 
