@@ -34,8 +34,8 @@ after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print((after - before) * 1024)
 raise SystemExit(code)
 """
-SHAPE = (1024, 1024)
-NCHUNKS = 1024
+SHAPE = (2048, 1024)
+NCHUNKS = 2048
 
 
 def start(code, *arguments):
@@ -83,10 +83,10 @@ def wait_for(copy, target, nchunks):
     wait_until(lambda: copy.poll() is not None or is_there())
 
 
-def check_usable(target):
+def check_usable(target, side=32):
     """Chunks are whole, for gpustore and for TensorStore; returns how many hold ones."""
     found = gpustore.open(str(target)).result().read().result()
-    chunks = found.reshape(SHAPE[0] // 32, 32, SHAPE[1] // 32, 32)
+    chunks = found.reshape(SHAPE[0] // side, side, SHAPE[1] // side, side)
     assert (chunks == chunks[:, :1, :, :1]).all()
     kvstore = {"driver": "file", "path": f"{target}/"}
     peer = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
     assert (copy.returncode, err.count("\n")) == (130, 1), err
     assert err.startswith(f"gpustore: interrupted: {target} opens and its chunks are whole, but")
     assert err.endswith(
-        "of 2.10 MB were copied: the same command goes on from there, with --overwrite it begins "
+        "of 4.19 MB were copied: the same command goes on from there, with --overwrite it begins "
         "anew\n"
     )
     assert "Copied" not in out
@@ -137,15 +137,15 @@ def test_ctrl_c_leaves_a_usable_store(source, tmp_path, nchunks, options):
 def test_ctrl_c_does_not_wait_for_a_large_region(source, tmp_path):
     """All chunks are one region; those not begun are not written any more."""
     target = tmp_path / "b"
-    with start(COMMAND, "copy", source, target, "--chunks", "32,32") as copy:
+    with start(COMMAND, "copy", source, target, "--chunks", "8,8") as copy:
         wait_for(copy, target, 20)
         os.kill(copy.pid, signal.SIGINT)
         _, err = copy.communicate(timeout=60)
     assert copy.returncode == 130, err
-    assert "only 0 B of 2.10 MB were copied" in err
+    assert "only 0 B of 4.19 MB were copied" in err
     count, others = stored(target)
     assert others == []
-    assert 20 <= check_usable(target) == count < NCHUNKS
+    assert 20 <= check_usable(target, side=8) == count < 16 * NCHUNKS
 
 
 @pytest.mark.matrix("costly")
@@ -294,7 +294,7 @@ def test_a_full_disk_is_an_error_that_names_the_chunk(source, tmp_path):
         out, err = copy.communicate(timeout=60)
     assert (copy.returncode, out, err.count("\n")) == (1, "", 1)
     assert str(target / "c") in err
-    assert "only 0 B of 2.10 MB were copied" in err
+    assert "only 0 B of 4.19 MB were copied" in err
     assert stored(target) == (0, [])
 
 
