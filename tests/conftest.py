@@ -132,12 +132,18 @@ def pytest_runtest_setup(item):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown():
-    """A test ends when its work has: what it has cancelled counts, and holds files, till then."""
+def pytest_runtest_teardown(item, nextitem):
+    """A test ends when its work has: what it has cancelled counts, and holds files, till then.
+
+    What is left of a file's tests is what its libraries keep: collections pass over it from now on.
+    """
     try:
         return (yield)
     finally:
         wait_until(is_at_rest)
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
 
 
 _passed_on_gpu = []
