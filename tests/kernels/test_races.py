@@ -25,7 +25,6 @@ from gpustore.device.kernels.launch import (
     indexed_launches,
 )
 from gpustore.device.kernels.run import Rows
-from tests.emulator import host_build
 from tests.kernels import (
     execution,
     shuffled,
@@ -39,10 +38,7 @@ from tests.kernels import (
 )
 from tests.matrix import each
 
-# ThreadSanitizer sees accesses that no barrier orders in whichever order they happen.
-ORDERS = ["forward"] if host_build.SANITIZER == "thread" else ["forward", "shuffled"]
-
-pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ORDERS)]
+pytestmark = [execution.needs_compiler, pytest.mark.parametrize("order", ["forward", "shuffled"])]
 
 RNG = np.random.default_rng(0)
 
