@@ -55,7 +55,7 @@ from gpustore.kvstores.transaction import TransactedKvStore, in_transaction
 from gpustore.metadata.logical_path import ancestors, check_node_names
 from gpustore.metadata.node import Node
 from gpustore.metadata.object_type import empty_object, is_object
-from gpustore.pipelines.chunked_array import ChunkedArray, refiners_of
+from gpustore.pipelines.chunked_array import ArrayTemplate, ChunkedArray, refiners_of
 from gpustore.resources.device_cache_pool import TABLE_NBYTES, Residence
 from gpustore.resources.gpu_decode_trust import distrust_of
 from gpustore.runtime.cache import OVERHEAD_NBYTES, ArrayId, CacheUse, Space
@@ -85,8 +85,8 @@ class Steps:
     transacted: ClassVar[type[TransactedDriver]] = TransactedDriver
 
     __slots__ = (
-        *("__weakref__", "executor", "file", "format", "found", "hierarchy", "mode", "read_at"),
-        *("plain_setting", "request", "setting", "spec", "store"),
+        *("__weakref__", "driver", "executor", "file", "format", "found", "hierarchy", "mode"),
+        *("path", "plain_setting", "read_at", "request", "setting", "spec", "store"),
     )
 
     def __init__(self, spec: Any, request: OpenRequest) -> None:
@@ -110,9 +110,10 @@ class Steps:
 
     def _use(self, store: KvStore) -> None:
         """Let all I/O go through a kvstore."""
-        self.store, spec, transaction = store, self.spec, store.driver.transaction
+        self.store, self.path, spec = store, store.path, self.spec
+        self.driver = driver = store.driver
         self.setting = setting = self.plain_setting
-        executor, io = setting.executor, store.driver.executor
+        executor, io, transaction = setting.executor, driver.executor, driver.transaction
         if io is not None and io.limit < executor.limit:
             executor = io  # One thread fetches and decodes: both limits hold.
         if transaction is not None:
@@ -120,19 +121,19 @@ class Steps:
             self.setting = setting.uncached()
         self.executor = executor
         name = spec.options.get("metadata_key") if spec.options else None
-        key = store.path + str(name or self.format.metadata_key)
+        key = self.path + str(name or self.format.metadata_key)
         cache, limits = self.setting.metadata_cache, setting.limits
         known = spec.metadata, cache, self.setting.metadata_pool
-        self.file = MetadataFile(self.format, store.driver, key, limits, *known)
+        self.file = MetadataFile(self.format, driver, key, limits, *known)
         if spec.node_path and (self.hierarchy is None or transaction is not None):
-            root = store.path[: -len(spec.node_path) - 1]
+            root = self.path[: -len(spec.node_path) - 1]
             version, pool = self.format.zarr_format, self.setting.device_pool
-            self.hierarchy = Hierarchy(store.driver, root, version, limits, cache, pool)
+            self.hierarchy = Hierarchy(driver, root, version, limits, cache, pool)
         if transaction is not None:
-            assert isinstance(store.driver, TransactedKvStore)
-            prefix = store.path if self.hierarchy is None else self.hierarchy.root
-            forget = partial(setting.forget_range, store.driver.plain.identity, prefix)
-            store.driver.stage.committed[id(setting), prefix] = forget
+            assert isinstance(driver, TransactedKvStore)
+            prefix = self.path if self.hierarchy is None else self.hierarchy.root
+            forget = partial(setting.forget_range, driver.plain.identity, prefix)
+            driver.stage.committed[id(setting), prefix] = forget
 
     def _context(self) -> str:
         return f'Error opening "{self.spec.id}" driver'
@@ -168,7 +169,7 @@ class Steps:
 
         Reading local metadata is quicker than handing it over to another thread.
         """
-        if not self.store.driver.is_local or self.mode.create:
+        if not self.driver.is_local or self.mode.create:
             return False
         if self._is_plain_read:
             wait(self)
@@ -230,7 +231,7 @@ class Steps:
                 metadata, description = self._new_metadata(self._attempt)
             except GpustoreError:
                 if condition != ABSENT:
-                    self.store.driver.delete_range(self.store.path, prefix_end(self.store.path))
+                    self.driver.delete_range(self.path, prefix_end(self.path))
                 raise
             if self.hierarchy is not None:
                 check_node_names(self.spec.node_path, self.hierarchy.zarr_format)
@@ -261,7 +262,7 @@ class Steps:
         """Delete all below the path of the array; return the generation of the metadata that are
         left, because nothing else was there and new ones can replace them at once, or ABSENT.
         """
-        path, driver = self.store.path, self.store.driver
+        path, driver = self.path, self.driver
         if self.hierarchy is not None:
             self.hierarchy.invalidate(ancestors(self.spec.node_path))
         try:
@@ -315,7 +316,7 @@ class Steps:
         if options:
             given = options.get("recheck_cached_metadata", "open")
             recheck = recheck_bound(given, -math.inf)
-        kind = self.kind if self.store.driver.transaction is None else self.transacted
+        kind = self.kind if self.driver.transaction is None else self.transacted
         return kind(
             self.file,
             metadata,
@@ -323,7 +324,7 @@ class Steps:
             self,
             self.store,
             readable=request.readable,
-            writable=request.writable and self.store.driver.can_write,
+            writable=request.writable and self.driver.can_write,
             assumed=self.mode.assume_metadata,
             recheck=recheck,
             read_at=self.read_at,
@@ -358,7 +359,7 @@ class Steps:
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
         """Context resources of the driver and its kvstore, by identifier."""
-        return {**self.store.driver.all_resources, **self.setting.resources}
+        return {**self.driver.all_resources, **self.setting.resources}
 
     def respec(self, opened: ChunkedDriver, metadata: Any) -> DriverSpec:
         """Return the unopened spec with `metadata`, or with None a minimal one."""
@@ -382,38 +383,24 @@ class Steps:
 
     def array(self, metadata: Any, description: ArrayDescription) -> ChunkedArray:
         """Return the array for the pipelines."""
-        store, options, setting = self.store, self.spec.options, self.setting
-        backend = setting.backend
-        distrust = distrust_of(setting.trust, store_is_trusted=store.driver.is_trusted)
-        chain = description.chain.distrusted(distrust)
-        fill = description.fill_value
-        missing = _missing(description)
-        # What a missing part of a record reads as depends on where in the chunk it lies.
-        narrows = chain.is_raw and chain.reads_parts and missing is not description.blank
+        setting, driver, options = self.setting, self.driver, self.spec.options
+        fill_missing = bool(options.get("fill_missing_data_reads", True))
         keep_fill = bool(options.get("store_data_equal_to_fill_value", False))
-        return ChunkedArray(
-            store=store.driver,
-            key_prefix=store.path + description.key_prefix,
-            key_separator=description.key_separator,
-            shape=description.shape,
-            chunk_shape=description.read_shape,
-            inner_rank=description.inner_rank,
-            dtype=description.dtype.array_dtype,
-            fill_value=missing,
-            blank=missing if description.blank is None else description.blank,
-            chain=chain,
-            levels=description.levels,
-            refiners=refiners_of(chain, description.levels, narrows=narrows),
-            fill_missing=bool(options.get("fill_missing_data_reads", True)),
-            keep_fill=(fill is None and description.stores_zeros) or keep_fill,
+        # Programs open many arrays that are alike.
+        key = setting.trust, driver.is_trusted, fill_missing, keep_fill
+        template = description.templates.get(key)
+        if template is None:
+            template = description.templates[key] = _template(description, *key)
+        backend, chain = setting.backend, template.chain
+        return template.array(
+            store=driver,
+            key_prefix=self.path + description.key_prefix,
             backend=backend if chain.objects is None else for_objects(backend),
             executor=self.executor,
             limits=setting.limits,
             cache=self._cache_use(metadata, chain),
             residence=self._residence(metadata, description),
             decode_rule=setting.decode_rule,
-            grid=description.grid,
-            names=description.names,
         )
 
     def _cache_use(self, metadata: Any, chain: CodecChain) -> CacheUse | None:
@@ -422,7 +409,7 @@ class Steps:
         if cache is None or chain.layout.nbytes + OVERHEAD_NBYTES > cache.limit:
             return None
         encoded = self.setting.backend.unsupported_reason(chain) is None
-        space = Space(self.store.driver.identity, _meaning(metadata))
+        space = Space(self.driver.identity, _meaning(metadata))
         return CacheUse(cache, space, self._data_bound(), encoded)
 
     def _residence(self, metadata: Any, description: ArrayDescription) -> Residence | None:
@@ -433,8 +420,8 @@ class Steps:
         cache = None
         if chain.objects is None and chain.layout.nbytes + TABLE_NBYTES <= pool.total_bytes_limit:
             cache = self.setting.backend.chunk_cache(pool)
-        prefix = self.store.path + description.key_prefix
-        name = ArrayId(self.store.driver.identity, prefix, _meaning(metadata))
+        prefix = self.path + description.key_prefix
+        name = ArrayId(self.driver.identity, prefix, _meaning(metadata))
         levels, rank = description.levels, len(description.shape) - description.inner_rank
         inner = levels[0].ratio if levels else (1,) * rank
         return Residence(pool, name, inner, self._data_bound(), cache)
@@ -460,6 +447,36 @@ def _zattrs(node: Node) -> Mapping[str, JsonValue] | None:
         return node.attributes
     except MetadataError:
         return None
+
+
+def _template(
+    description: ArrayDescription,
+    trust: str,
+    store_is_trusted: bool,
+    fill_missing: bool,
+    keep_fill: bool,
+) -> ArrayTemplate:
+    chain = description.chain.distrusted(distrust_of(trust, store_is_trusted=store_is_trusted))
+    missing = _missing(description)
+    # What a missing part of a record reads as depends on where in the chunk it lies.
+    narrows = chain.is_raw and chain.reads_parts and missing is not description.blank
+    is_undefined = description.fill_value is None
+    return ArrayTemplate(
+        key_separator=description.key_separator,
+        shape=description.shape,
+        chunk_shape=description.read_shape,
+        inner_rank=description.inner_rank,
+        dtype=description.dtype.array_dtype,
+        fill_value=missing,
+        blank=missing if description.blank is None else description.blank,
+        chain=chain,
+        levels=description.levels,
+        refiners=refiners_of(chain, description.levels, narrows=narrows),
+        fill_missing=fill_missing,
+        keep_fill=(is_undefined and description.stores_zeros) or keep_fill,
+        grid=description.grid,
+        names=description.names,
+    )
 
 
 def _missing(description: ArrayDescription) -> Any:

@@ -26,6 +26,7 @@ from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import V3_DATA_TYPES
 from gpustore.metadata.document import ArrayMetadata
 from gpustore.metadata.object_type import is_object
+from gpustore.pipelines.chunked_array import ArrayTemplate
 from gpustore.pipelines.rectilinear_grid import RectilinearGrid
 from gpustore.planning.chunk_format import KeyNames
 from gpustore.runtime.limits import Limits
@@ -134,6 +135,8 @@ class ArrayDescription:
     domain : IndexDomain
         Domain: from `origin`, or with origin zero and implicit (resizable) upper bounds except for
         inner dimensions.
+    templates : dict
+        Templates of the arrays with this description, by what else decides how chunks are read.
     """
 
     shape: tuple[int, ...]
@@ -158,8 +161,10 @@ class ArrayDescription:
     origin: tuple[int, ...] | None = None
     layout: ChunkLayout | None = None
     domain: IndexDomain = field(init=False)
+    templates: dict[Any, ArrayTemplate] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        vars(self)["templates"] = {}
         if self.origin is not None:
             vars(self)["domain"] = IndexDomain(
                 inclusive_min=self.origin, shape=self.shape, labels=self.labels

@@ -46,7 +46,7 @@ from gpustore.errors import MetadataError, MismatchError, prefixing
 from gpustore.metadata.component import Component
 from gpustore.metadata.data_type import v2_dtype_to_json
 from gpustore.metadata.object_type import OBJECT_CODECS, is_object, object_dtype
-from gpustore.metadata.zarr2 import Zarr2Constraints, Zarr2Metadata, chunk_key_encoding, validate
+from gpustore.metadata.zarr2 import Zarr2Constraints, Zarr2Metadata, validate
 from gpustore.metadata.zarr2_member import UNSET, Unset
 from gpustore.runtime.limits import Limits
 from gpustore.schema import Schema
@@ -184,8 +184,7 @@ class Zarr2Format(MetadataMember):
         """Return the metadata with the ``dimension_separator`` of the spec if the document has
         none, as in TensorStore.
         """
-        slash = chunk_key_encoding(constraints, metadata).separator == "/"
-        if metadata.dimension_separator is None and slash:
+        if metadata.dimension_separator is None and constraints.dimension_separator == "/":
             return dataclasses.replace(metadata, dimension_separator="/")
         return metadata
 

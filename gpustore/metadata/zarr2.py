@@ -277,19 +277,6 @@ class Zarr2Constraints:
         return hash((self.shape, self.chunks, self.dtype, self.order))
 
 
-def chunk_key_encoding(constraints: Zarr2Constraints, metadata: Zarr2Metadata) -> ChunkKeyEncoding:
-    """Return the key encoding; where the document has no separator, the spec may give it.
-
-    >>> stored = Zarr2Metadata(shape=(4,), chunks=(2,), dtype=np.dtype("<u2"))
-    >>> chunk_key_encoding(Zarr2Constraints(), stored)
-    ChunkKeyEncoding(name='v2', separator='.')
-    """
-    given = constraints.dimension_separator
-    if metadata.dimension_separator is None and not isinstance(given, Unset):
-        return ChunkKeyEncoding("v2", given)
-    return metadata.chunk_key_encoding
-
-
 def validate(
     constraints: Zarr2Constraints,
     metadata: Zarr2Metadata,
@@ -318,7 +305,7 @@ def validate(
     """
     asked, stored = constraints.to_json(), metadata.to_json()
     if metadata.dimension_separator is None:
-        # The spec may give a separator that the document lacks, see `chunk_key_encoding`.
+        # The spec may give a separator that the document lacks.
         asked.pop("dimension_separator", None)
     if complete_compressor is not None:
         for value in (asked, stored):

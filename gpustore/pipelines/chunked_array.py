@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,10 @@ _MOST_NUMBERS = 2**62
 
 SPLIT_ROWS = 16
 """Fewest inner chunks of a shard that are worth a task of their own."""
+
+
+_Constants: TypeAlias = dict[tuple[str, bool], NativeArray | None]
+"""Constants for the native core that do not depend on where the chunks are."""
 
 
 class Waiting:
@@ -155,6 +159,7 @@ class ChunkedArray:
     stored: ChunkedArray | None = None
     seen: SeenGenerations | None = None
     waiting: Waiting = field(default_factory=Waiting, init=False, compare=False, repr=False)
+    _constants: _Constants = field(default_factory=dict, init=False, compare=False, repr=False)
     _native: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
     _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
@@ -207,15 +212,18 @@ class ChunkedArray:
         return self._staging[0]
 
     def _fetched_natively(self, *, decodes: bool = False) -> NativeArray | None:
-        return native_files(
-            self.chain,
-            self.levels,
-            shape=self.shape,
-            key_separator=self.key_separator,
-            key_ratio=self.key_ratio,
-            key_rank=self.key_rank,
-            decodes=decodes,
-        )
+        key = "fetched", decodes
+        if key not in self._constants:
+            self._constants[key] = native_files(
+                self.chain,
+                self.levels,
+                shape=self.shape,
+                key_separator=self.key_separator,
+                key_ratio=self.key_ratio,
+                key_rank=self.key_rank,
+                decodes=decodes,
+            )
+        return self._constants[key]
 
     def key_directory(self) -> KeyDirectory:
         """Open the directory of the chunks' files, for the native core."""
@@ -242,17 +250,20 @@ class ChunkedArray:
         backend: Any = self.backend
         if not isinstance(backend, HostBackend):
             return None
-        return native_array(
-            self.chain,
-            levels,
-            shape=self.shape,
-            dtype=self.dtype,
-            fill_value=self.fill_value,
-            fill_missing=fill_missing,
-            key_separator=self.key_separator,
-            key_ratio=self.key_ratio,
-            key_rank=self.key_rank,
-        )
+        key = "sharded" if levels else "placed", fill_missing
+        if key not in self._constants:
+            self._constants[key] = native_array(
+                self.chain,
+                levels,
+                shape=self.shape,
+                dtype=self.dtype,
+                fill_value=self.fill_value,
+                fill_missing=fill_missing,
+                key_separator=self.key_separator,
+                key_ratio=self.key_ratio,
+                key_rank=self.key_rank,
+            )
+        return self._constants[key]
 
     @property
     def native_encoding(self) -> NativeEncoding | None:
@@ -492,6 +503,32 @@ class ChunkedArray:
     def key_rank(self) -> int:
         """Number of dimensions in a key."""
         return len(self.shape) - self.inner_rank
+
+
+class ArrayTemplate:
+    """Maker of arrays that differ in where their chunks are and in context resources alone.
+
+    The arrays share their constants for the native core, which take longer than a small read.
+
+    Parameters
+    ----------
+    chain : CodecChain
+    **fields
+        Other attributes of :class:`ChunkedArray`, all but those that :meth:`array` takes.
+    """
+
+    __slots__ = ("_constants", "_fields", "chain")
+
+    def __init__(self, *, chain: CodecChain, **fields: Any) -> None:
+        self.chain = chain
+        self._fields = {"chain": chain, **fields}
+        self._constants: _Constants = {}
+
+    def array(self, **fields: Any) -> ChunkedArray:
+        """Return the array with these other attributes: store, prefix, and context resources."""
+        array = ChunkedArray(**self._fields, **fields)
+        object.__setattr__(array, "_constants", self._constants)
+        return array
 
 
 Plan = TypeVar("Plan", ChunkPlan, CopyPlan)

@@ -7,13 +7,9 @@ import pytest
 import tensorstore as ts
 import zarr
 
+from gpustore.drivers.zarr2 import Zarr2Format
 from gpustore.errors import MetadataError, MismatchError
-from gpustore.metadata.zarr2 import (
-    Zarr2Constraints,
-    Zarr2Metadata,
-    chunk_key_encoding,
-    validate,
-)
+from gpustore.metadata.zarr2 import Zarr2Constraints, Zarr2Metadata, validate
 from gpustore.metadata.zarr2_member import UNSET
 from gpustore.runtime.limits import Limits
 from tests.matrix import each
@@ -89,10 +85,15 @@ def test_no_fill_value_and_no_filters():
 def test_separator_of_spec_holds_where_document_has_none():
     slash = Zarr2Constraints(dimension_separator="/")
     validate(slash, stored())
-    assert chunk_key_encoding(slash, stored()).key((1, 2)) == "1/2"
-    assert chunk_key_encoding(Zarr2Constraints(), stored()).key((1, 2)) == "1.2"
     nested = stored(dimension_separator="/")
-    assert chunk_key_encoding(Zarr2Constraints(), nested).key((1, 2)) == "1/2"
+    for constraints, metadata, key in [
+        (slash, stored(), "1/2"),
+        (Zarr2Constraints(dimension_separator="."), stored(), "1.2"),
+        (Zarr2Constraints(), stored(), "1.2"),
+        (Zarr2Constraints(), nested, "1/2"),
+    ]:
+        found = Zarr2Format().completed(constraints, metadata)
+        assert found.chunk_key_encoding.key((1, 2)) == key
     with pytest.raises(MismatchError, match='Expected "dimension_separator" of '):
         validate(Zarr2Constraints(dimension_separator="."), nested)
 
