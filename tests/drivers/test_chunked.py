@@ -6,15 +6,17 @@ import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpustore
-from gpustore.errors import StoreIOError
+from gpustore.errors import NotFoundError, StoreIOError
 from tests.drivers.parity import LIBRARIES, agree, both, check, outcome
 from tests.matrix import each
+from tests.on_device import emulated, on_host
 
 DRIVERS = {"zarr3": "zarr.json", "zarr2": ".zarray"}
 
@@ -487,6 +489,45 @@ def test_arrays_with_equal_documents_are_told_apart(driver, tmp_path):
         (tmp_path / name / DRIVERS[driver]).write_bytes(b'{"shape": 1}')
         with pytest.raises(gpustore.MetadataError, match=f"{name}/{DRIVERS[driver]}"):
             gpustore.open(f"file://{tmp_path}/{name}|{driver}:").result()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_arrays_with_equal_documents_differ_in_options_stores_and_devices(driver, tmp_path):
+    context = gpustore.Context()
+    values = np.zeros((4, 6), "uint16")
+    values[0, 0] = 7  # In the first of two chunks; the other one is not stored.
+    options = [{}, {"fill_missing_data_reads": False}, {"store_data_equal_to_fill_value": True}]
+    with emulated() as device:
+        for kvstore in (f"file://{tmp_path}/", "memory://"):
+            for number, option in enumerate(options):
+                # None of them is kept: what arrays share does not end with the first one.
+                opened = partial(
+                    gpustore.open,
+                    {"driver": driver, "kvstore": f"{kvstore}{number}/", **option},
+                    context=context,
+                )
+                layout = gpustore.ChunkLayout(chunk_shape=[4, 3])
+                members = {"dtype": "uint16", "shape": [4, 6], "fill_value": 0}
+                made = opened(create=True, chunk_layout=layout, **members).result()
+                made.write(values).result()
+                del made
+                keys = stored_keys(opened().result())
+                assert len(keys) == (3 if number == 2 else 2), keys
+                for read in (
+                    lambda opened=opened: opened().result().read().result(),
+                    lambda opened=opened: on_host(
+                        device, opened(device=device.name).result().read().result()
+                    ),
+                ):
+                    if number == 1:
+                        with pytest.raises(NotFoundError, match=f"{number}/.*0.1"):
+                            read()
+                    else:
+                        np.testing.assert_array_equal(read(), values)
+        grown = gpustore.open(f"memory://0/|{driver}:", context=context).result()
+        grown.resize(exclusive_max=[8, 6]).result()
+        grown = gpustore.open(f"memory://0/|{driver}:", context=context).result()
+        np.testing.assert_array_equal(grown.read().result(), np.pad(values, ((0, 4), (0, 0))))
 
 
 def test_large_metadata_are_not_kept():
