@@ -58,7 +58,9 @@ SPLIT_ROWS = 16
 
 
 _Constants: TypeAlias = dict[tuple[str, bool], NativeArray | None]
-"""Constants for the native core that do not depend on where the chunks are."""
+"""Constants for the native core, by use and an option of it. They do not depend on where the chunks
+are.
+"""
 
 
 class Waiting:
@@ -164,7 +166,6 @@ class ChunkedArray:
     _encoding: list[NativeEncoding | None] = field(default_factory=list, init=False, compare=False)
     _files: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
     _staging: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
-    _values: list[NativeArray | None] = field(default_factory=list, init=False, compare=False)
 
     @property
     def _is_in_files(self) -> bool:
@@ -240,9 +241,7 @@ class ChunkedArray:
     @property
     def native_values(self) -> NativeArray | None:
         """Constants for decoding values in memory by the native core; None if Python decodes."""
-        if not self._values:
-            self._values.append(self._native_array((), fill_missing=True))
-        return self._values[0]
+        return self._native_array((), fill_missing=True)
 
     def _native_array(
         self, levels: tuple[ShardLevel, ...], *, fill_missing: bool
