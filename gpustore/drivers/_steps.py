@@ -456,6 +456,7 @@ def _template(
     fill_missing: bool,
     keep_fill: bool,
 ) -> ArrayTemplate:
+    """Return the template of arrays with this description, trust and options."""
     chain = description.chain.distrusted(distrust_of(trust, store_is_trusted=store_is_trusted))
     missing = _missing(description)
     # What a missing part of a record reads as depends on where in the chunk it lies.

@@ -136,7 +136,8 @@ class ArrayDescription:
         Domain: from `origin`, or with origin zero and implicit (resizable) upper bounds except for
         inner dimensions.
     templates : dict
-        Templates of the arrays with this description, by what else decides how chunks are read.
+        Templates of the arrays with this description, by ``gpu_decode_trust``, whether the store is
+        trusted, and whether missing chunks are filled and chunks of fill values stored.
     """
 
     shape: tuple[int, ...]
@@ -161,7 +162,9 @@ class ArrayDescription:
     origin: tuple[int, ...] | None = None
     layout: ChunkLayout | None = None
     domain: IndexDomain = field(init=False)
-    templates: dict[Any, ArrayTemplate] = field(init=False, compare=False, repr=False)
+    templates: dict[tuple[str, bool, bool, bool], ArrayTemplate] = field(
+        init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         vars(self)["templates"] = {}
