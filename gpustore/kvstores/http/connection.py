@@ -455,7 +455,7 @@ def _tls_context() -> ssl.SSLContext:
     if not _TLS:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
-        # Older Pythons set it (3.11.2), with which a connection that was cut ends like a closed one.
+        # Older Pythons set it (3.11.2): a connection that was cut would end like a closed one.
         context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
         _TLS.append(context)
     return _TLS[0]

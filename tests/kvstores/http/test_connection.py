@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import ssl
 import threading
 
 import pytest
@@ -498,7 +499,13 @@ def test_server_that_does_not_speak_tls_is_given_up(trusted):
     assert "TLS: " in str(error)
 
 
-def test_encrypted_body_of_no_length_must_end_as_tls_does(trusted):
+@pytest.mark.parametrize("preset", [0, getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)])
+def test_encrypted_body_of_no_length_must_end_as_tls_does(trusted, monkeypatch, preset):
+    """Also where Python sets the option by which any end will do, as 3.11.2 did."""
+    made = ssl.create_default_context()
+    made.options |= preset
+    monkeypatch.setattr(ssl, "create_default_context", lambda: made)
+
     def answer(server, connection, request):
         connection.sendall(OK + b"\r\nthe first half")
         if not request.path.endswith("cut"):
