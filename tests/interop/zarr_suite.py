@@ -78,7 +78,8 @@ def sdist(scratch: Path) -> Path:
     if os.path.isdir(given):
         return Path(given).resolve()
     with tarfile.open(given) as archive:
-        archive.extractall(scratch, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none.
+        archive.extractall(scratch)
     return scratch / f"zarr-{version}"
 
 
