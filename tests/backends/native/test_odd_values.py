@@ -1,5 +1,6 @@
 """Odd and damaged values: the native core and Python give the same elements or the same error."""
 
+import functools
 import gzip
 import zlib
 
@@ -56,6 +57,7 @@ def zstd_unsized(data, **parameters):
     return compressor.compress(data) + compressor.flush()
 
 
+@functools.cache  # The huge window takes 4 GiB of addresses, of which a sanitizer keeps count.
 def odd_values():
     """Name -> codec of Zarr v2, and bytes that a strict or a lenient decoder may refuse."""
     data = DATA.tobytes()
