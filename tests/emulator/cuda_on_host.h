@@ -93,6 +93,7 @@ struct Thread {
   unsigned long long value;
   unsigned barriers, warp_operations;
   void* tsan;
+  bool is_kept;  // `tsan`, for later launches
 };
 
 struct SharedArray {
@@ -126,6 +127,11 @@ static size_t main_nbytes;
 #if defined(HOST_THREADS)
 static void* main_tsan;
 static char launch_begin, launch_end, barrier_sync[2], warp_sync[MAX_THREADS / 32][2];
+// Threads of the sanitizer that later launches use again, because to make one takes 0.4 ms. A launch
+// uses each once: they would be ordered otherwise.
+static constexpr unsigned MAX_KEPT = 256;
+static void* kept_tsan[MAX_KEPT];
+static unsigned kept_count, kept_used;
 #endif
 
 HOST_QUIET static void fail(const char* format, ...) {
@@ -240,6 +246,9 @@ HOST_QUIET static void run_threads() {
 HOST_QUIET static char* map_memory(size_t nbytes) {
   void* memory = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) abort();
+#if defined(HOST_THREADS)
+  __tsan_release(&launch_begin);  // To map it was a write, also for threads that were made before.
+#endif
   return (char*)memory;
 }
 
@@ -350,6 +359,16 @@ HOST_QUIET static void clear_arena() {
   shared_count = 0;
 }
 
+#if defined(HOST_THREADS)
+// A thread of the sanitizer for a CUDA thread, and whether it stays behind the end of the block.
+HOST_QUIET static void* new_tsan(bool* is_kept) {
+  *is_kept = kept_used < MAX_KEPT;
+  if (!*is_kept) return __tsan_create_fiber(1);
+  if (kept_used == kept_count) kept_tsan[kept_count++] = __tsan_create_fiber(1);
+  return kept_tsan[kept_used++];
+}
+#endif
+
 HOST_QUIET static void run_block() {
   static unsigned random = 12345;
   for (unsigned i = 0; i < thread_count; i++) {
@@ -365,7 +384,8 @@ HOST_QUIET static void run_block() {
   while (started < thread_count && !message[0]) {
     void* tsan = nullptr;
 #if defined(HOST_THREADS)
-    tsan = threads[sequence[started]].tsan = __tsan_create_fiber(1);
+    Thread& next = threads[sequence[started]];
+    tsan = next.tsan = new_tsan(&next.is_kept);
 #endif
     to_fiber(idle_fiber(), tsan);
   }
@@ -405,7 +425,7 @@ HOST_QUIET static void run_block() {
   }
 #if defined(HOST_THREADS)
   for (unsigned i = 0; i < thread_count; i++) {
-    if (threads[i].tsan) __tsan_destroy_fiber(threads[i].tsan);
+    if (threads[i].tsan && !threads[i].is_kept) __tsan_destroy_fiber(threads[i].tsan);
   }
 #endif
 }
@@ -426,6 +446,7 @@ HOST_QUIET static int run_grid(dim3 grid, dim3 block, Order how, char* error, si
 #if defined(HOST_THREADS)
   main_tsan = __tsan_get_current_fiber();
   __tsan_release(&launch_begin);
+  kept_used = 0;
 #endif
   for (unsigned long long i = 0; i < blocks && !message[0]; i++) {
     const unsigned long long b = order == BACKWARD ? blocks - 1 - i : i;
@@ -439,6 +460,9 @@ HOST_QUIET static int run_grid(dim3 grid, dim3 block, Order how, char* error, si
   if (!message[0]) return 0;
   for (unsigned i = 0; i < fiber_count; i++) munmap(fibers[i].stack - 4096, STACK_NBYTES + 4096);
   fiber_count = idle_count = 0;
+#if defined(HOST_THREADS)
+  while (kept_count) __tsan_destroy_fiber(kept_tsan[--kept_count]);
+#endif
   snprintf(error, error_nbytes, "%s", message);
   return 1;
 }
