@@ -144,14 +144,19 @@ PLANTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("sanitizer", PLANTED)
 def test_sanitizers_report_what_is_planted_and_nothing_else(sanitizer, tmp_path):
+    # Behind a launch that leaves its threads to the next one. Forwards each thread would do
+    # the same in every block: a race between blocks would be hidden if they shared threads.
+    cases = [
+        (*case, order) for case in PLANTED[sanitizer].items() for order in ("forward", "shuffled")
+    ]
     pieces = [
-        f"for expression in {expressions.split(', ')!r}:\n"
-        "    t.launch(module, expression, 'shuffled')\n"
-        for expressions in PLANTED[sanitizer]
+        f"for expression in ['reverse<NONE>', *{expressions.split(', ')!r}]:\n"
+        f"    t.launch(module, expression, {order!r})\n"
+        for expressions, _, order in cases
     ]
     setup = "from tests.emulator import test_cuda_on_host as t\nmodule = t.module()"
     found = sanitized.run_each(sanitizer, setup, pieces, tmp_path)
-    for (status, printed), report in zip(found, PLANTED[sanitizer].values(), strict=True):
+    for (status, printed), (_, report, _) in zip(found, cases, strict=True):
         if report is None:
             assert status == 0, printed
             assert "Sanitizer" not in printed
