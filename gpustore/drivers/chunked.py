@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpustore.backends.base import Backend, Output
+from gpustore.backends.base import NEW, Backend, Output
 from gpustore.data_types.dtype import dtype as dtype_
 from gpustore.data_types.json_array import object_array
 from gpustore.data_types.unit import Unit
@@ -41,7 +41,7 @@ from gpustore.metadata.logical_path import ancestors
 from gpustore.metadata.object_type import is_object
 from gpustore.pipelines.chunked_array import ChunkedArray
 from gpustore.pipelines.preload import preload
-from gpustore.pipelines.read import read
+from gpustore.pipelines.read import StridedReads, planned_read, read
 from gpustore.pipelines.read_batch import read_in_batch
 from gpustore.pipelines.read_many import read_many
 from gpustore.pipelines.reads_under_way import wait_with_others
@@ -148,6 +148,11 @@ class ChunkedDriver:
     def reader(self) -> ChunkedArray:
         """Argument of the pipelines for reading."""
         return self.array.reader()
+
+    @cached_attribute
+    def strided_reads(self) -> StridedReads | None:
+        """What makes the reads that the native core plans."""
+        return StridedReads.of(self.reader)
 
     @property
     def resources(self) -> Mapping[str, Context.Resource]:
@@ -261,16 +266,20 @@ class ChunkedDriver:
     ) -> Future[Any]:
         """Read through :mod:`gpustore.pipelines.read`, or ``read_batch`` in a batch."""
         # A read for a stream is not kept waiting for others.
-        wait = wait_with_others if output.stream is None else None
-        if self.is_outdated:
+        wait = wait_with_others if output is NEW or output.stream is None else None
+        read_at = self.read_at
+        # Small reads are many, and most arrays are not: calling a property takes longer than this.
+        if (self.recheck > read_at or read_at < Latest.at) and self.is_outdated:
             output = self._from_here(output)
             start = self._rechecked(transform, partial(read, output=output, wait=wait))
             if batch is None:
                 return start()
             return batch._later(start, lambda: self.explain(transform))
+        strided = self.strided_reads
+        one = None if strided is None else strided.one(transform, output)
         if batch is not None:
-            return read_in_batch(self.reader, transform, batch, output)
-        return read(self.reader, transform, output, wait)
+            return read_in_batch(self.reader, transform, batch, output, one)
+        return planned_read(self.reader, transform, output, wait) if one is None else one.ask()
 
     def read_many(
         self, transform: IndexTransform, starts: Any, shape: tuple[int, ...], output: Output

@@ -34,6 +34,8 @@ from gpustore.runtime.write_futures import WriteFutures, write_after
 _S = TypeVar("_S", bound="TensorStore")
 _Library = Literal["numpy", "cupy", "torch", "jax"]
 
+_new = object.__new__
+
 
 class TensorStore(ShownArray):
     """Array that is read and written through an index transform.
@@ -65,12 +67,18 @@ class TensorStore(ShownArray):
         OutOfBoundsError
             If an index is outside explicit bounds; implicit ones are checked on reading.
         """
+        transform = self._transform._index_inside(index)
         try:
-            return self._of(self._driver, self._transform[index])
+            if transform is None:
+                transform = self._transform[index]
         except OutOfBoundsError as error:
             if not error.status:
                 raise  # What does not fit is the expression, whichever way indices count.
             raise self._about_bounds(error, self.domain) from None
+        store = _new(TensorStore)  # As `_of`, which takes 0.1 us longer.
+        store._driver = self._driver
+        store._transform = transform
+        return store
 
     def _about_bounds(self, error: OutOfBoundsError, domain: IndexDomain) -> OutOfBoundsError:
         """Return the error with how indices count here, for users of NumPy."""

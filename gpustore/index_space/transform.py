@@ -284,14 +284,9 @@ class IndexTransform(IndexAccessors):
         IndexError
             If the index is out of bounds or no index expression.
         """
-        kind = type(index)
-        # Of the many indices that are plain no more is asked.
-        if kind is tuple or kind is slice:
-            if self._is_plain and kind is tuple and len(index) == len(self._low):
-                found = self._index_inside(index)
-                if found is not None:
-                    return found
-            return make_transform(*index_maps(self.domain, self.output, index))
+        found = self._index_inside(index)
+        if found is not None:
+            return found
         if isinstance(index, (IndexTransform, IndexDomain, Expression)):
             try:
                 if isinstance(index, Expression):
@@ -307,14 +302,18 @@ class IndexTransform(IndexAccessors):
                 raise OutOfBoundsError(error.text, status="") from None
         return make_transform(*index_maps(self.domain, self.output, index))
 
-    def _index_inside(self, index: tuple[Any, ...]) -> IndexTransform | None:
+    def _index_inside(self, index: Any) -> IndexTransform | None:
         """Index each dimension of an identity by an integer or ``start:stop`` inside its bounds.
+
+        Most indices are such tuples, of which no more is asked.
 
         Returns
         -------
         IndexTransform or None
             None for other indices, and for those outside.
         """
+        if type(index) is not tuple or not self._is_plain or len(index) != len(self._low):
+            return None
         low: list[int] = []
         high: list[int] = []
         shape: list[int] = []

@@ -101,9 +101,15 @@ def read(
     CorruptChunkError, NotFoundError, StoreIOError
         Through the Future; they name the key.
     """
-    one = strided_read(array, transform, output)
-    if one is not None:
-        return one.ask()
+    strided = StridedReads.of(array)
+    one = None if strided is None else strided.one(transform, output)
+    return planned_read(array, transform, output, wait) if one is None else one.ask()
+
+
+def planned_read(
+    array: ChunkedArray, transform: IndexTransform, output: Output, wait: Wait | None
+) -> Future[Any]:
+    """Do a :func:`read` with a plan in Python."""
     shape = tuple(transform.domain.shape)
     backend = array.backend
     if output.array is None:
@@ -146,30 +152,48 @@ def read(
     return wait(array, transform, memory, begin)
 
 
-def strided_read(
-    array: ChunkedArray, transform: IndexTransform, output: Output
-) -> StridedRead | None:
-    """Return the read if the native core plans it; None if it has to be planned in Python."""
-    if array.native is None or array.grid is not None or array.seen is not None:
-        return None
-    maps = strided_maps(transform, array.shape, array.chunk_shape)
-    if maps is None:
-        return None
-    rows, words = maps
-    if rows > MOST_ROWS or rows > array.limits.chunks_per_request:
-        return None
-    one = _new(_Read)
-    one.array, one.transform, one.rows, one.words = array, transform, rows, words
-    if output is NEW:  # Most are, and there are many.
-        one.out = None
-        one.result = filled = new_array(transform.input_shape, array.dtype)
-    else:
-        one.out = output.memory(array.backend, transform.input_shape, array.dtype)
-        one.result, filled = output.filled(one.out), one.out.array
-    chain = array.chain
-    # Of raw chunks only what is wanted counts.
-    one.seconds = chain.byte_s * filled.nbytes if chain.is_raw else chain.decode_s * rows
-    return one
+class StridedReads:
+    """Makes the reads of one array that the native core plans.
+
+    Small reads are many: what is the same for all of them is looked up once.
+    """
+
+    __slots__ = ("_array", "_byte_s", "_chunk_s", "_chunk_shape", "_dtype", "_most_rows", "_shape")
+
+    def __init__(self, array: ChunkedArray) -> None:
+        chain = array.chain
+        self._array = array
+        self._shape, self._chunk_shape, self._dtype = array.shape, array.chunk_shape, array.dtype
+        self._most_rows = min(MOST_ROWS, array.limits.chunks_per_request)
+        # Of raw chunks only what is wanted counts.
+        self._byte_s = chain.byte_s if chain.is_raw else 0.0
+        self._chunk_s = 0.0 if chain.is_raw else chain.decode_s
+
+    @staticmethod
+    def of(array: ChunkedArray) -> StridedReads | None:
+        """Return the reads of an array; None if the core plans none of them."""
+        planned = array.native is not None and array.grid is None and array.seen is None
+        return StridedReads(array) if planned else None
+
+    def one(self, transform: IndexTransform, output: Output) -> StridedRead | None:
+        """Return the read of the domain of `transform`; None if it has to be planned in Python."""
+        maps = strided_maps(transform, self._shape, self._chunk_shape)
+        if maps is None:
+            return None
+        rows, words = maps
+        if rows > self._most_rows:
+            return None
+        one = _new(_Read)
+        one.array, one.transform, one.rows, one.words = self._array, transform, rows, words
+        shape = transform._shape or transform.input_shape
+        if output is NEW:  # Most are.
+            one.out = None
+            one.result = filled = new_array(shape, self._dtype)
+        else:
+            one.out = output.memory(self._array.backend, shape, self._dtype)
+            one.result, filled = output.filled(one.out), one.out.array
+        one.seconds = self._byte_s * filled.nbytes + self._chunk_s * rows
+        return one
 
 
 _new = object.__new__

@@ -25,8 +25,8 @@ from gpustore.pipelines.merged_reads import (
     plan_together,
     read_together,
 )
-from gpustore.pipelines.read import read, strided_read
-from gpustore.pipelines.strided_reads import Asked, begin_batch
+from gpustore.pipelines.read import read
+from gpustore.pipelines.strided_reads import Asked, StridedRead, begin_batch
 from gpustore.planning.chunk_plan import check_bounds
 from gpustore.runtime.batch import Batch
 from gpustore.runtime.future import Future, new
@@ -39,13 +39,19 @@ def read_in_batch(
     transform: IndexTransform,
     batch: Batch,
     output: Output = NEW,
+    one: StridedRead | None = None,
 ) -> Future[Any]:
     """Read the domain of `transform` when `batch` is submitted.
 
-    Parameters and errors are those of :func:`gpustore.pipelines.read.read`; LimitError comes
-    through the Future.
+    Parameters
+    ----------
+    array, transform, output
+        See :func:`gpustore.pipelines.read.read`, which raises the same errors; LimitError comes
+        through the Future.
+    batch : Batch
+    one : StridedRead, optional
+        The read, if the native core plans it.
     """
-    one = strided_read(array, transform, output)
     if one is not None:
         future = new()
         asked: _Item = one, future

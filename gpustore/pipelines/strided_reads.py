@@ -144,7 +144,7 @@ class StridedRead:
         """Begin the read on the pool, and on this thread if it is `asked` for and helps."""
         array = self.array
         STATISTICS.add(reads=1, chunks_planned=self.rows)
-        planned = _plan(array, [self], MOST_ROWS)
+        planned = _plan(array, [self], self.rows, self.seconds, MOST_ROWS)
         if planned is None:
             return self.again()
         request, threads, _ = planned
@@ -196,17 +196,17 @@ def _begin_together(
     bool
         Whether the reads are begun; otherwise they are to be begun one by one.
     """
-    items = [one for one, _ in reads]
-    futures = [future for _, future in reads]
+    items, futures = zip(*reads)
+    touched = [one.rows for one in items]
+    rows, seconds = sum(touched), sum([one.seconds for one in items])
     most = min(MOST_TOGETHER, len(reads) * array.limits.chunks_per_request)
-    planned = _plan(array, items, most)
+    planned = _plan(array, items, rows, seconds, most)
     if planned is None:
         return False
     request, threads, chunks = planned
-    seconds = min(chunks * array.chain.decode_s, sum([one.seconds for one in items]))
+    seconds = min(chunks * array.chain.decode_s, seconds)
     is_long = seconds + chunks * NATIVE_ROW_S > LONG_S
-    touched = [one.rows for one in items]
-    if is_long and not of_batch and chunks == sum(touched):
+    if is_long and not of_batch and chunks == rows:
         return False
     shared = Operation()
     if of_batch:
@@ -261,13 +261,12 @@ def _begin_together(
 
 
 def _plan(
-    array: ChunkedArray, items: Sequence[StridedRead], most_rows: int
+    array: ChunkedArray, items: Sequence[StridedRead], rows: int, seconds: float, most_rows: int
 ) -> tuple[Request, int, int] | None:
     """Let the core plan reads; return the request, its threads and chunks; None if it does not."""
     native = array.native
     assert native is not None
-    rows = sum([one.rows for one in items])
-    seconds = sum([one.seconds for one in items]) + rows * NATIVE_ROW_S
+    seconds += rows * NATIVE_ROW_S
     threads = max(1, min(array.executor.limit, rows, int(seconds / SPLIT_S)))
     request = Request(native, items, array.key_directory(), most_rows, threads)
     chunks = request.plan()

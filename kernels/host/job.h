@@ -17,7 +17,7 @@ using u8 = unsigned char;
 
 // Hash of the declarations that both sides share, and of the functions exported: the package loads no
 // library that has another. tests/backends/native/test_declarations.py says what it must be.
-constexpr i64 ABI = 5411556591392690;
+constexpr i64 ABI = 18013631049251674;
 
 // The bytes->bytes codec of a chunk; crc32c may follow it.
 enum Codec : i64 { RAW, BLOSC, ZSTD, LZ4, GZIP, ZLIB };
@@ -200,8 +200,10 @@ struct Map {
 
 // One array that a request fills, through strided maps.
 struct Item {
-    u8* memory;               // of the element of index zero, but for Placed::offset
-    i64 is_plain;             // whether the maps are the identity, and the array is in C order without gaps
+    u8* memory;               // of the element of index zero, but for Placed::offset; of a plain item its array
+    // An item is plain if its maps are the identity and it fills an array of NumPy in C order without gaps. That is
+    // an object which has the address of its elements behind so many bytes (PyArrayObject). 0 for other items.
+    i64 header_nbytes;
     // Follow: Placed, unless it is plain; for each dimension of the domain, its first indices and its ends. Unless
     // it is plain, then a Map for each dimension of the array read; and for each of the domain the bytes between
     // neighbours in the array filled.

@@ -98,14 +98,16 @@ private:
         for (i64 i = 0; i < request_.count; i++) {
             const Item& item = *reinterpret_cast<const Item*>(at);
             at = reinterpret_cast<const i64*>(&item + 1);
-            View view = {{item.memory, 0, 0}, array_.rank, nullptr, nullptr, identity_.data(), nullptr, 0, 0};
-            if (!item.is_plain) {
+            const bool is_plain = item.header_nbytes;
+            u8* memory = is_plain ? *reinterpret_cast<u8**>(item.memory + item.header_nbytes) : item.memory;
+            View view = {{memory, 0, 0}, array_.rank, nullptr, nullptr, identity_.data(), nullptr, 0, 0};
+            if (!is_plain) {
                 const Placed& placed = *reinterpret_cast<const Placed*>(at);
                 at = reinterpret_cast<const i64*>(&placed + 1);
                 view.out.offset = placed.offset, view.out.nbytes = placed.nbytes, view.rank = placed.rank;
             }
             view.low = at, view.high = at += view.rank, at += view.rank;
-            if (!item.is_plain) {
+            if (!is_plain) {
                 view.maps = reinterpret_cast<const Map*>(at), view.stride = at += 3 * array_.rank, at += view.rank;
             }
             views_.push_back(view);

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> Hos
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> NDArray[Any]:
     """Allocate an array as :func:`empty` does, which raises the same errors."""
-    memory_order: Literal["C", "F"] = "F" if order == "F" else "C"
+    is_c = order != "F"
     try:
-        array: NDArray[Any] = np.empty(shape, dtype, memory_order)
+        array: NDArray[Any] = np.empty(shape, dtype) if is_c else np.empty(shape, dtype, "F")
     except (MemoryError, ValueError) as error:
         raise too_large(shape, dtype) from error
     nbytes = array.nbytes
@@ -104,7 +104,7 @@ def new_array(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") ->
         # A kernel that overcommits promises any size and kills whoever fills it.
         raise too_large(shape, dtype)
     if not dtype.hasobject and (memory := retained(nbytes)) is not None:
-        array = np.ndarray(shape, dtype, memory, order=memory_order)
+        array = np.ndarray(shape, dtype, memory, order="C" if is_c else "F")
     return array
 
 

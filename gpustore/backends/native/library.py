@@ -11,7 +11,7 @@ from pathlib import Path
 # With a dot in its name nothing takes it for an extension module of Python (`pkgutil`).
 PATH = Path(__file__).with_name("core.native.so")
 
-ABI = 5_411_556_591_392_690
+ABI = 18_013_631_049_251_674
 """Number that ``gpustore_core_abi()`` returns if the library and this package fit together: a hash
 of the declarations that both share."""
 
@@ -33,6 +33,8 @@ def why_not() -> str | None:
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("GPUSTORE_NATIVE") == "0":
         return None, "GPUSTORE_NATIVE is 0"
+    if sys.implementation.name != "cpython":
+        return None, "it needs CPython"
     if sys.byteorder != "little":
         return None, "it needs a little-endian processor"
     if not PATH.exists():

@@ -160,13 +160,14 @@ class Request:
         header = (array.address, directory.descriptor, directory.resolve, 0, most_rows, threads)
         values = [*header, decoded, count]
         for item in items:
-            low, high, out, words = item.transform._low, item.transform._high, item.out, item.words
+            transform, out, words = item.transform, item.out, item.words
             if out is None and words is None:  # Most are, and there are many.
-                values.append(address_of(item.result))
-                values.append(1)
-                values += low
-                values += high
+                values.append(id(item.result))
+                values.append(_HEADER_NBYTES)
+                values += transform._low
+                values += transform._high
                 continue
+            low, high = transform._low, transform._high
             if out is None:
                 result = item.result
                 place, strides = (address_of(result), 0, 0, result.nbytes), result.strides
@@ -240,6 +241,9 @@ def _identity(rank: int) -> Sequence[int]:
     """Return the maps of the identity, as :class:`StridedItem` has others."""
     return tuple([word for d in range(rank) for word in (d, 0, 1)])
 
+
+_HEADER_NBYTES: Final = object.__basicsize__
+"""Bytes of an array before the address of its first element: `PyArrayObject` of NumPy's C API."""
 
 _DECODED: Final = Counts._fields.index("decoded")
 

@@ -19,6 +19,7 @@ import gpustore
 from gpustore.pipelines import read as pipeline
 from gpustore.pipelines import strided_reads
 from gpustore.pipelines.chunked_array import ChunkedArray
+from gpustore.pipelines.read import StridedReads
 from gpustore.planning import chunk_plan
 
 
@@ -81,6 +82,7 @@ def in_python():
     """Read in Python what the native core could read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChunkedArray, "native", None)
+        patch.setattr(StridedReads, "one", lambda *_: None)
         yield
 
 
@@ -100,7 +102,7 @@ def windows_of(rows, listed, *, pooled, planned=False):
         patch.setattr(chunk_plan, "TABLE_LISTED", listed)
         patch.setattr(pipeline, "PLANNED_ROWS", rows)
         if not planned:
-            patch.setattr(pipeline, "MOST_ROWS", 0)
+            patch.setattr(StridedReads, "one", lambda *_: None)
         if pooled:
             patch.setattr(pipeline, "SPLIT_S", 1e-9)
             patch.setattr(strided_reads, "SPLIT_S", 1e-9)

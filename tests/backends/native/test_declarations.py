@@ -203,9 +203,12 @@ def test_a_request(tmp_path):
     placed = [*at(after + 16, "Placed").values()]
     assert list(members("Placed")) == ["offset", "nbytes", "rank"]
     assert placed == [0, 400, 2]
-    for is_plain, rest in ((0, [*placed, *bounds, *maps, 40, 2]), (1, bounds)):
+    header = object.__basicsize__
+    assert words(id(out.array) + header, 1) == [data(out.array)]
+    mapped_rest = [*placed, *bounds, *maps, 40, 2]
+    for memory, nbytes, rest in ((data(out.flat), 0, mapped_rest), (id(out.array), header, bounds)):
         found = at(after, "Item")
-        assert found == {"memory": data(out.flat), "is_plain": is_plain}
+        assert found == {"memory": memory, "header_nbytes": nbytes}
         after += 8 * len(found)
         assert words(after, len(rest)) == rest
         after += 8 * len(rest)
