@@ -120,6 +120,15 @@ def test_an_environment_variable_turns_it_off():
     assert done.stdout.strip() == repr(expected)
 
 
+def test_other_pythons_and_processors_go_without_it(other, monkeypatch):
+    del other
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert library.why_not() == "it needs a little-endian processor"
+    library._load.cache_clear()
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    assert library.why_not() == "it needs CPython"
+
+
 def test_a_package_without_the_core_says_how_that_came(other):
     assert library.library() is None
     state = gpustore.native_core()
