@@ -43,6 +43,9 @@ public:
         find_views();
         const std::size_t count = views_.size(), strides = count * static_cast<std::size_t>(rank_);
         planned.src_stride.assign(strides, 0), planned.dst_stride.assign(strides, 0);
+        const std::size_t expected = 2 * count * static_cast<std::size_t>(array_.rank);
+        runs_.reserve(expected / 2), planned.out.reserve(count);
+        for (auto* column : {&outputs_, &cells_, &srcs_, &dsts_, &counts_}) column->reserve(expected);
         for (std::size_t number = 0; number < count; number++)
             if (!add_item(views_[number], number, planned)) return false;
         // Columns of the regions: cells, first bytes in chunk and array, counts, number of the array.
@@ -100,7 +103,8 @@ private:
             at = reinterpret_cast<const i64*>(&item + 1);
             const bool is_plain = item.header_nbytes;
             u8* memory = is_plain ? *reinterpret_cast<u8**>(item.memory + item.header_nbytes) : item.memory;
-            View view = {{memory, 0, 0}, array_.rank, nullptr, nullptr, identity_.data(), nullptr, 0, 0};
+            views_.push_back({{memory, 0, 0}, array_.rank, nullptr, nullptr, identity_.data(), nullptr, 0, 0});
+            View& view = views_.back();  // In place: a copy would wait until what was just written is stored.
             if (!is_plain) {
                 const Placed& placed = *reinterpret_cast<const Placed*>(at);
                 at = reinterpret_cast<const i64*>(&placed + 1);
@@ -110,7 +114,6 @@ private:
             if (!is_plain) {
                 view.maps = reinterpret_cast<const Map*>(at), view.stride = at += 3 * array_.rank, at += view.rank;
             }
-            views_.push_back(view);
             rank_ = std::max(rank_, view.rank);
         }
     }
@@ -169,7 +172,8 @@ private:
 
     bool add_runs(const View& view, i64 d, i64& src_stride, i64 dst_stride) {
         const i64 low = view.low[d], extent = view.high[d] - low;
-        Runs found = {counts_.size(), 0, outputs_.size(), 0, cells_.size(), false};
+        runs_.push_back({counts_.size(), 0, outputs_.size(), 0, cells_.size(), false});
+        Runs& found = runs_.back();
         for (i64 o = 0; o < array_.rank; o++) {
             const Map& map = view.maps[o];
             if (map.input_dimension != d || !map.stride) continue;
@@ -205,7 +209,6 @@ private:
             srcs_.push_back(src), dsts_.push_back(dst_stride * at), counts_.push_back(count);
             found.count++;
         }
-        runs_.push_back(found);
         return true;
     }
 
