@@ -165,7 +165,6 @@ class StridedReads:
         self._array = array
         self._shape, self._chunk_shape, self._dtype = array.shape, array.chunk_shape, array.dtype
         self._most_rows = min(MOST_ROWS, array.limits.chunks_per_request)
-        # Of raw chunks only what is wanted counts.
         self._byte_s = chain.byte_s if chain.is_raw else 0.0
         self._chunk_s = 0.0 if chain.is_raw else chain.decode_s
 
@@ -192,8 +191,23 @@ class StridedReads:
         else:
             one.out = output.memory(self._array.backend, shape, self._dtype)
             one.result, filled = output.filled(one.out), one.out.array
-        one.seconds = self._byte_s * filled.nbytes + self._chunk_s * rows
+        if rows > TINY_ROWS and self._byte_s:
+            one.seconds = self._byte_s * rows * self._span(transform, words)
+        else:  # Of few raw chunks the bytes that are wanted count: that is known at once.
+            one.seconds = self._byte_s * filled.nbytes + self._chunk_s * rows
         return one
+
+    def _span(self, transform: IndexTransform, words: Sequence[int] | None) -> int:
+        """Return the most bytes of a raw chunk from the first element wanted to the last."""
+        extents = transform.input_shape
+        found = self._dtype.itemsize
+        for d, (chunk, stride) in enumerate(
+            zip(self._chunk_shape, self._array.chain.layout.strides)
+        ):
+            at, _, step = (d, 0, 1) if words is None else words[3 * d : 3 * d + 3]
+            reach = 0 if at < 0 else abs(step) * (extents[at] - 1)
+            found += stride * min(reach, chunk - 1)
+        return found
 
 
 _new = object.__new__

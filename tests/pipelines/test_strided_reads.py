@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpustore.backends.base import NEW
 from gpustore.backends.native import library
 from gpustore.backends.native.request import Request
 from gpustore.errors import CorruptChunkError
 from gpustore.pipelines import strided_reads
+from gpustore.pipelines.read import StridedReads
 from gpustore.runtime.claimed import claim_all, finish_all
 from gpustore.runtime.statistics import STATISTICS
 from tests.backends.native.stored_arrays import (
@@ -119,6 +121,24 @@ def test_reads_that_wait_together_give_what_they_give_alone(
         for view, order, one in zip(views, orders, found):
             with in_python():
                 assert one == outcome(view.read(order=order).result)
+
+
+@pytest.mark.parametrize(
+    ("index", "span"),
+    [
+        (np.s_[:, :, 5], 15 * 512 + 15 * 32 + 2),
+        (np.s_[:, 3, :], 15 * 512 + 15 * 2 + 2),
+        (np.s_[::3, ::-2, :9], 15 * 512 + 15 * 32 + 8 * 2 + 2),
+        (np.s_[2, ::2, ::4], 15 * 32 + 15 * 2 + 2),
+        (np.s_[4:9, :, 60:], 4 * 512 + 15 * 32 + 3 * 2 + 2),
+    ],
+)
+def test_reads_of_many_raw_chunks_are_as_long_as_what_is_fetched(index, span, tmp_path):
+    """Two bytes of each line of a chunk are all of its pages."""
+    store = created(tmp_path, (64, 64, 64), (16, 16, 16), "uint16")
+    array = store._driver.reader
+    one = StridedReads.of(array).one(store[index]._transform, NEW)
+    assert one.seconds == pytest.approx(one.rows * array.chain.byte_s * span)
 
 
 @each("kind", ["uint16", "bool", "float64"])
